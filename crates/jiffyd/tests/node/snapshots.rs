@@ -8,6 +8,7 @@ use jiffy_wire::api::{
     Snapshot, SnapshotMade, Vm, VmState, VolumeUse,
 };
 use jiffy_wire::timeline::{Timeline, names};
+use rustix::process::{Pid, Signal, kill_process};
 use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -169,6 +170,28 @@ fn a_paused_vm_makes_no_progress_until_resumed() {
     daemon
         .post("/v1/vms/box/resume", b"")
         .error(ErrorKind::WrongState);
+}
+
+#[test]
+fn a_vm_that_is_paused_right_after_adoption_stays_paused() {
+    let mut daemon = Daemon::start();
+    daemon.run_detached(named("box", counter()));
+    let vmm = Pid::from_raw(daemon.vm("box").pid.unwrap() as i32).unwrap();
+    // As by a capture. The next daemon will resume it.
+    ask_vmm(&daemon, "box", "\"pause\"\n");
+    daemon.killed();
+    kill_process(vmm, Signal::STOP).unwrap();
+    daemon.up();
+    std::thread::scope(|scope| {
+        let paused = scope.spawn(|| daemon.post("/v1/vms/box/pause", b"").json::<Vm>());
+        // The daemon has asked the VMM whether it is paused, and has no answer.
+        std::thread::sleep(Duration::from_millis(500));
+        kill_process(vmm, Signal::CONT).unwrap();
+        assert_eq!(paused.join().unwrap().state, VmState::Paused);
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let status = ask_vmm(&daemon, "box", "\"status\"\n");
+    assert!(status.contains("\"paused\":true"), "{status}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::unreadable;
 use crate::channels;
 use crate::control;
 use crate::folders::{self, Found, hibernated_in, ids_in, is_asleep};
-use crate::handle::is_active;
+use crate::handle::{VmHandle, is_active};
 use crate::host::Host;
 use crate::log::{self, Writer};
 use crate::network;
@@ -280,6 +280,8 @@ fn adopt(
     let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     info!(vm = %actor.record.name, pid, "VM adopted");
     actor.take_over(running, pid);
+    let resumes = resume_after_adoption(Arc::clone(host), Arc::clone(&handle));
+    tokio::spawn(resumes);
     let _ = registry.insert(handle);
     actor.begin();
 }
@@ -410,7 +412,6 @@ impl Actor {
         }
         self.log_end.send_replace(running.log.end());
         self.phase = Phase::Active(Box::new(running));
-        self.resume_after_adoption();
         if let Some(kept) = self.kept_timeline() {
             self.recorder.keep(kept);
         }
@@ -439,41 +440,40 @@ impl Actor {
             self.ended_without_process();
         }
     }
+}
 
-    /// Resumes a VM that the earlier daemon paused for a capture, and deflates its balloon if it
-    /// was to hibernate. A VM that its user paused stays paused. Its memory is that of its record:
-    /// the earlier daemon may not have finished a change.
-    fn resume_after_adoption(&self) {
-        if self.record.state == VmState::Paused {
-            return;
+/// Resumes a VM that the earlier daemon paused for a capture, and deflates its balloon if it was to
+/// hibernate. A VM that its user paused stays paused. Its memory is that of its record: the earlier
+/// daemon may not have finished a change.
+async fn resume_after_adoption(host: Arc<Host>, vm: Arc<VmHandle>) {
+    // Otherwise it would resume a VM that this daemon has just paused, to capture it.
+    let operation = vm.operate().await;
+    if operation.state == VmState::Paused {
+        return;
+    }
+    let socket = host.paths.control_socket(&vm.id);
+    let name = &vm.name;
+    let status = control::request(&socket, ControlRequest::Status).await;
+    if matches!(status, Ok(ControlResponse::Status { paused: true, .. })) {
+        info!(vm = %name, "resuming a VM that was being captured");
+        if let Err(why) = control::order(&socket, ControlRequest::Resume).await {
+            warn!(vm = %name, why, "a VM could not be resumed and stays paused");
         }
-        let socket = self.host.paths.control_socket(&self.record.id);
-        let name = self.record.name.clone();
-        let usable_mib = self.record.memory_mib();
-        let changes = self.record.spec.max_memory_mib.is_some();
-        tokio::spawn(async move {
-            let status = control::request(&socket, ControlRequest::Status).await;
-            if matches!(status, Ok(ControlResponse::Status { paused: true, .. })) {
-                info!(vm = %name, "resuming a VM that was being captured");
-                if let Err(why) = control::order(&socket, ControlRequest::Resume).await {
-                    warn!(vm = %name, why, "a VM could not be resumed and stays paused");
-                }
-            }
-            let balloon = control::request(&socket, ControlRequest::Balloon).await;
-            if matches!(balloon, Ok(ControlResponse::Balloon(status)) if status.target_mib > 0) {
-                info!(vm = %name, "deflating the balloon of a VM that was about to hibernate");
-                let deflate = ControlRequest::SetBalloon { target_mib: 0 };
-                if let Err(why) = control::order(&socket, deflate).await {
-                    warn!(vm = %name, why, "a VM's balloon could not be deflated");
-                }
-            }
-            if changes {
-                let memory = ControlRequest::SetMemory { usable_mib };
-                if let Err(why) = control::order(&socket, memory).await {
-                    warn!(vm = %name, why, "a VM's memory could not be set");
-                }
-            }
-        });
+    }
+    let balloon = control::request(&socket, ControlRequest::Balloon).await;
+    if matches!(balloon, Ok(ControlResponse::Balloon(status)) if status.target_mib > 0) {
+        info!(vm = %name, "deflating the balloon of a VM that was about to hibernate");
+        let deflate = ControlRequest::SetBalloon { target_mib: 0 };
+        if let Err(why) = control::order(&socket, deflate).await {
+            warn!(vm = %name, why, "a VM's balloon could not be deflated");
+        }
+    }
+    if vm.spec.max_memory_mib.is_some() {
+        let usable_mib = vm.view.borrow().vm.memory_mib;
+        let memory = ControlRequest::SetMemory { usable_mib };
+        if let Err(why) = control::order(&socket, memory).await {
+            warn!(vm = %name, why, "a VM's memory could not be set");
+        }
     }
 }
 
