@@ -33,7 +33,7 @@ use tracing::debug;
 pub const NO_ID: &str = "------------";
 
 /// A spare is made when no VM has been starting for this long.
-const QUIET_TIME: Duration = Duration::from_millis(10);
+const QUIET_TIME: Duration = Duration::from_millis(5);
 /// A spare that dies sooner than this is not replaced at once: the next one may die as well.
 const LIFE: Duration = Duration::from_secs(10);
 
@@ -257,13 +257,12 @@ pub async fn keep(
     }
 }
 
-/// Waits until no VM has been starting for [`QUIET_TIME`]: requests have priority, and a start is
-/// often followed at once by related work.
+/// Waits until no VM has been starting for [`QUIET_TIME`], as far as two looks show: requests have
+/// priority, also the answer of a short command, which follows its VM's start.
 async fn wait_until_quiet(is_starting: &impl Fn() -> bool) {
-    loop {
+    let mut looks = 0;
+    while looks < 2 {
         tokio::time::sleep(QUIET_TIME).await;
-        if !is_starting() {
-            return;
-        }
+        looks = if is_starting() { 0 } else { looks + 1 };
     }
 }
