@@ -7,6 +7,7 @@ use jiffy_content::clock::{boot_id, monotonic_ns};
 use jiffy_content::digests::Digests;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::Images;
+use jiffy_content::images::base::BASE;
 use jiffy_content::images::policy::Policy;
 use jiffy_content::kernels::Kernels;
 use jiffy_content::leases::Leases;
@@ -32,7 +33,7 @@ use jiffy_vmhost::task::adopt;
 use jiffy_wire::api::{self, NodeInfo, Vm, VmState};
 use jiffy_wire::cpu::Profile;
 use jiffy_wire::timeline::Timeline;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -226,10 +227,13 @@ impl Node {
         let is_starting = move || starting.any(is_starting_vm).is_some();
         let host = &node.host;
         let (spares, launcher) = (Arc::clone(&host.spares), Arc::clone(&host.launcher));
+        let kernels = Arc::clone(&node);
+        let kernel = move || File::open(kernels.kernels.find(BASE).ok()?).ok();
         tokio::spawn(spares::keep(
             spares,
             host.paths.clone(),
             launcher,
+            kernel,
             is_starting,
         ));
         tokio::spawn(Arc::clone(&node).log_damage());

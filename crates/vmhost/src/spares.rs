@@ -17,7 +17,7 @@ use jiffy_jail::Share;
 use jiffy_sys::fds::send_with_fds;
 use jiffy_sys::mutex::lock;
 use jiffy_sys::spare;
-use jiffy_wire::vmm::TakeSpare;
+use jiffy_wire::vmm::{SPARE_KERNEL, TakeSpare};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
@@ -122,7 +122,8 @@ impl Spares {
 }
 
 impl Spare {
-    fn start(paths: &Paths, launcher: &Launcher) -> Result<Spare> {
+    /// Starts one, for a VM that will probably boot this kernel.
+    fn start(paths: &Paths, launcher: &Launcher, kernel: Option<File>) -> Result<Spare> {
         let path = paths.vmm();
         let failed = |error: io::Error| Error::io("start a VMM ahead", &path, &error);
         let program = Stamp::of(&fs::metadata(&path).map_err(failed)?);
@@ -142,18 +143,25 @@ impl Spare {
         let nowhere = File::options().write(true).open("/dev/null");
         let nowhere = nowhere.map_err(failed)?;
         let identity = launcher.identity()?;
+        let mut arguments = vec![
+            OsStr::new("run"),
+            OsStr::new("--config"),
+            config.as_os_str(),
+            OsStr::new("--spare-fd"),
+            OsStr::new("3"),
+        ];
+        let mut descriptors = vec![theirs.as_fd()];
+        let handed = format!("{SPARE_KERNEL}=4");
+        if let Some(kernel) = &kernel {
+            arguments.extend([OsStr::new("--fd"), OsStr::new(&handed)]);
+            descriptors.push(kernel.as_fd());
+        }
         spare.process = Some(launcher.start(Monitor {
-            arguments: &[
-                OsStr::new("run"),
-                OsStr::new("--config"),
-                config.as_os_str(),
-                OsStr::new("--spare-fd"),
-                OsStr::new("3"),
-            ],
+            arguments: &arguments,
             directory: Path::new("/"),
             run: &spare.folder,
             output: nowhere.as_fd(),
-            descriptors: &[theirs.as_fd()],
+            descriptors: &descriptors,
             identity,
             share: None,
         })?);
@@ -213,11 +221,12 @@ impl Drop for Spare {
     }
 }
 
-/// Makes missing spares while no VM starts.
+/// Makes missing spares while no VM starts. `kernel` opens the kernel that most VMs boot.
 pub async fn keep(
     spares: Arc<Spares>,
     paths: Paths,
     launcher: Arc<Launcher>,
+    kernel: impl Fn() -> Option<File>,
     is_starting: impl Fn() -> bool,
 ) {
     // Folders of the spares of an earlier daemon.
@@ -230,8 +239,9 @@ pub async fn keep(
     loop {
         while spares.needs_spare() {
             wait_until_quiet(&is_starting).await;
-            let (paths, launcher) = (paths.clone(), Arc::clone(&launcher));
-            let started = tokio::task::spawn_blocking(move || Spare::start(&paths, &launcher));
+            let (paths, launcher, kernel) = (paths.clone(), Arc::clone(&launcher), kernel());
+            let started =
+                tokio::task::spawn_blocking(move || Spare::start(&paths, &launcher, kernel));
             let cut_short = |error| {
                 Err(Error::internal(format!(
                     "The start was cut short: {error}."

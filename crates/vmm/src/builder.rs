@@ -1,5 +1,6 @@
 //! Builds a VM step by step.
 
+use crate::boot::preloaded::Preloaded;
 use crate::boot::{self, BootError, Entry, Images, OpenFile, calls};
 use crate::cpu::cpuid::{self, Host};
 use crate::cpu::profile::{HostCpu, ProfileError};
@@ -25,7 +26,7 @@ use jiffy_devices::virtio::mmio::Wires;
 use jiffy_sys::{activity, fds, kick};
 use jiffy_wire::guest::GENERATION_NAME;
 use jiffy_wire::timeline::names;
-use jiffy_wire::vmm::{Extent, Restore, SavedMemory, VmmConfig};
+use jiffy_wire::vmm::{Extent, PageSize, Restore, SavedMemory, VmmConfig};
 use kvm_bindings::CpuId;
 use kvm_ioctls::VmFd;
 use std::io;
@@ -92,13 +93,16 @@ impl Builder {
             PreparedVm::prepared_or_new(prepared)
         })?;
         base.hypervisor.check_vcpus(config.vcpus)?;
-        let ram = events.step(names::MEMORY, || self.create_memory(&mut base))?;
+        let kernel = boot::open(&config.boot.kernel)?;
+        let (ram, is_preloaded) =
+            events.step(names::MEMORY, || self.create_memory(&mut base, &kernel))?;
         let vcpus = events.step(names::VCPUS, || create_vcpus(config, &mut base))?;
         let devices = events.step(names::DEVICES, || {
             self.create_devices(&mut base, &ram, &threads, None)
         })?;
-        let (entry, kernel) =
-            events.step(names::KERNEL_LOADED, || self.load_kernel(&ram, &devices))?;
+        let entry = events.step(names::KERNEL_LOADED, || {
+            self.load_kernel(&kernel, is_preloaded, &ram, &devices)
+        })?;
         vcpus[0].enter_at(&entry)?;
         let clock = match config.record_activity {
             true => vcpus[0].tsc_clock(),
@@ -200,13 +204,22 @@ impl Builder {
         Ok((vcpus, devices))
     }
 
-    fn create_memory(&self, base: &mut PreparedVm) -> Result<Arc<GuestRam>, StartError> {
-        let ram = GuestRam::create_in(
-            &self.config.memory,
-            base.ram.take().map(RamAhead::into_file),
-        )?;
+    /// Creates RAM. True if this kernel is in it already.
+    fn create_memory(
+        &self,
+        base: &mut PreparedVm,
+        kernel: &OpenFile,
+    ) -> Result<(Arc<GuestRam>, bool), StartError> {
+        let small = self.config.memory.pages == PageSize::Small;
+        let mut ahead = base.ram.take().filter(|_| small);
+        let preloaded = base.preloaded.take().filter(|_| ahead.is_some());
+        let is_preloaded = preloaded.as_ref().is_some_and(|it| it.is(kernel));
+        if let Some(another) = preloaded.filter(|_| !is_preloaded) {
+            ahead = ahead.filter(|ahead| ahead.clear(another.range()).is_ok());
+        }
+        let ram = GuestRam::create_in(&self.config.memory, ahead.map(RamAhead::into_file))?;
         ram.register(&base.vm)?;
-        Ok(Arc::new(ram))
+        Ok((Arc::new(ram), is_preloaded))
     }
 
     /// Maps a captured VM's memory, or has a pager serve it.
@@ -259,9 +272,11 @@ impl Builder {
 
     fn load_kernel(
         &self,
+        kernel: &OpenFile,
+        is_preloaded: bool,
         ram: &GuestRam,
         devices: &Devices,
-    ) -> Result<(Entry, OpenFile), BootError> {
+    ) -> Result<Entry, BootError> {
         let config = &self.config;
         let mut parameters = devices.parameters.clone();
         if config.record_activity {
@@ -274,9 +289,7 @@ impl Builder {
             device_parameters: parameters.trim_start(),
             vcpus: config.vcpus,
         };
-        let kernel = boot::open(&images)?;
-        let entry = boot::load(&kernel, &images, ram.memory(), ram.size())?;
-        Ok((entry, kernel))
+        boot::load(kernel, is_preloaded, &images, ram.memory(), ram.size())
     }
 
     fn assemble(self, base: PreparedVm, threads: Threads, built: Built) -> Vmm {
@@ -366,15 +379,20 @@ pub struct PreparedVm {
     threads: IdleThreads,
     /// The beginning of RAM, if it was made ahead; a restored VM has no use for it.
     ram: Option<RamAhead>,
+    /// The kernel that most VMs boot, until it is loaded ahead.
+    kernel: Option<OpenFile>,
+    /// The kernel that is in `ram`.
+    preloaded: Option<Preloaded>,
 }
 
 impl PreparedVm {
-    /// Prepares the process and the parts of a VM whose configuration is not known yet.
+    /// Prepares the process and the parts of a VM whose configuration is not known yet; the VM will
+    /// probably boot this kernel.
     ///
     /// # Errors
     ///
     /// The host's KVM lacks something, or a descriptor or thread can't be created.
-    pub fn ahead(sandbox: Sandbox) -> Result<PreparedVm, StartError> {
+    pub fn ahead(sandbox: Sandbox, kernel: Option<OpenFile>) -> Result<PreparedVm, StartError> {
         prepare_process(sandbox)?;
         let mut prepared = PreparedVm::new()?;
         prepared.host_cpu = Some(HostCpu::of(&prepared.hypervisor)?);
@@ -384,6 +402,7 @@ impl PreparedVm {
         prepared.wires = wiring::ahead(&prepared.vm)?;
         prepared.threads = IdleThreads::usual(sandbox).map_err(host("a thread"))?;
         prepared.ram = Some(RamAhead::new()?);
+        prepared.kernel = kernel;
         Ok(prepared)
     }
 
@@ -399,12 +418,26 @@ impl PreparedVm {
             wires: Vec::new(),
             threads: IdleThreads::default(),
             ram: None,
+            kernel: None,
+            preloaded: None,
         })
     }
 
-    /// Allocates one more part of RAM; false if there is nothing left to allocate ahead.
-    pub fn allocate_next(&mut self) -> bool {
-        self.ram.as_mut().is_some_and(RamAhead::allocate_next)
+    /// Allocates one more part of RAM, and at last loads the kernel; false if there is nothing left
+    /// to do ahead.
+    pub fn prepare_next(&mut self) -> bool {
+        if self.ram.as_mut().is_some_and(RamAhead::allocate_next) {
+            return true;
+        }
+        let (Some(ram), Some(kernel)) = (&self.ram, self.kernel.take()) else {
+            return false;
+        };
+        match Preloaded::load(&kernel, ram.memory(), ram.size()) {
+            Ok(preloaded) => self.preloaded = preloaded,
+            // A part of it may be there.
+            Err(_) => self.ram = None,
+        }
+        false
     }
 
     /// The VM that was prepared ahead, or a new one.

@@ -5,12 +5,13 @@
 //! output and descriptors are the same. It ends when the daemon closes its socket, and leaves
 //! nothing behind.
 
+use crate::boot::OpenFile;
 use crate::builder::PreparedVm;
 use crate::error::StartError;
 use crate::sandbox::{self, Sandbox};
 use jiffy_sys::handed;
 use jiffy_sys::spare::{self, Argument};
-use jiffy_wire::vmm::{TakeSpare, VmmConfig};
+use jiffy_wire::vmm::{SPARE_KERNEL, TakeSpare, VmmConfig};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
@@ -75,12 +76,14 @@ pub fn wait(
     let host = |what| move |source| SpareError::Host { what, source };
     let argument =
         Argument::find(placeholder.as_os_str()).map_err(host("find its command line in memory"))?;
-    let mut prepared = PreparedVm::ahead(sandbox)?;
+    let kernel = handed::take(Path::new(SPARE_KERNEL));
+    let kernel = kernel.and_then(|kernel| OpenFile::of(kernel.into()).ok());
+    let mut prepared = PreparedVm::ahead(sandbox, kernel)?;
     spare::touch_program().map_err(host("touch the pages of its program"))?;
     sandbox::close_proc().map_err(host("close procfs"))?;
     // One step at a time: a start that comes meanwhile does not wait for the others.
     while !spare::has_message(socket.as_fd()).map_err(SpareError::Socket)?
-        && prepared.allocate_next()
+        && prepared.prepare_next()
     {}
     match spare::wait(socket.as_fd()).map_err(SpareError::Socket)? {
         Some((message, descriptors)) => {

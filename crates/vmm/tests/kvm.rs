@@ -6,6 +6,7 @@ mod foreign;
 
 use jiffy_sys::pagemap::Pagemap;
 use jiffy_sys::termination::TerminationFd;
+use jiffy_vmm::boot::OpenFile;
 use jiffy_vmm::capture::Capture;
 use jiffy_vmm::control::ControlSocket;
 use jiffy_vmm::devices::DevicesState;
@@ -456,7 +457,7 @@ fn missing_processor_features_of_a_guest_are_named() {
         let error = case.builder().build().err().unwrap();
         assert!(error.hint().unwrap().contains("restore it on a host"));
         // The same with a VM that was prepared ahead.
-        let ahead = PreparedVm::ahead(Sandbox::Off).unwrap();
+        let ahead = PreparedVm::ahead(Sandbox::Off, None).unwrap();
         let again = case.builder().prepared(Some(ahead)).build();
         assert_eq!(again.err().unwrap().to_string(), error.to_string());
         error.to_string()
@@ -578,10 +579,24 @@ fn a_held_vm_begins_with_its_new_configuration() {
 #[test]
 #[ignore = "needs a real KVM"]
 fn a_vm_is_built_from_a_prepared_vm() {
-    let ahead = || Some(PreparedVm::ahead(Sandbox::On).unwrap());
     let mut case = Case::new("quiet count");
     with_every_device(&mut case);
     case.config.vcpus = 2;
+    let (own, other) = (case.config.boot.kernel.clone(), case.path("other"));
+    std::fs::write(&other, TEST_KERNEL).unwrap();
+    let ahead_with = |kernel: &Path| {
+        let kernel = OpenFile::of(File::open(kernel).unwrap()).unwrap();
+        let mut prepared = PreparedVm::ahead(Sandbox::On, Some(kernel)).unwrap();
+        while prepared.prepare_next() {}
+        Some(prepared)
+    };
+    let ahead = || Some(PreparedVm::ahead(Sandbox::On, None).unwrap());
+    // RAM has this kernel already, another one, or none.
+    for prepared in [ahead_with(&own), ahead_with(&other), ahead()] {
+        let mut vmm = case.builder().prepared(prepared).build().unwrap();
+        vmm.start(false).unwrap();
+        counted_beyond(&mut vmm, 1000);
+    }
     let mut vmm = case.builder().prepared(ahead()).build().unwrap();
     vmm.start(false).unwrap();
     counted_beyond(&mut vmm, 1000);
@@ -617,7 +632,7 @@ fn time_stamp_counters_continue_after_a_restore() {
     let saved = counters(&state)[0];
 
     case.config.restore = Some(from(&capture));
-    let ahead = PreparedVm::ahead(Sandbox::Off).unwrap();
+    let ahead = PreparedVm::ahead(Sandbox::Off, None).unwrap();
     // Its counter is then far ahead of the restored one's.
     std::thread::sleep(Duration::from_secs(3));
     for prepared in [Some(ahead), None] {

@@ -7,6 +7,7 @@
 //! * [`elf`]: ELF kernels with a PVH note (Linux, NetBSD, FreeBSD).
 //! * [`calls`]: calls that a kernel notes while it boots.
 //! * [`bzimage`]: Linux's compressed images, by its 32-bit boot protocol.
+//! * [`preloaded`]: a kernel that is in RAM before its VM is known.
 //! * [`startinfo`]: the PVH start info.
 //! * [`mptable`]: processors and interrupts for a guest without ACPI.
 //! * [`command_line`], [`initrd`]: the kernel's command line and initrd.
@@ -18,6 +19,7 @@ pub mod elf;
 mod error;
 pub mod initrd;
 pub mod mptable;
+pub mod preloaded;
 pub mod source;
 pub mod startinfo;
 
@@ -26,6 +28,7 @@ pub use source::{OpenFile, Source};
 
 use crate::layout;
 use jiffy_devices::GuestMemory;
+use std::io;
 use std::path::Path;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -121,18 +124,20 @@ pub struct Images<'a> {
     pub vcpus: u8,
 }
 
-/// Opens the kernel file.
-pub fn open(images: &Images<'_>) -> Result<OpenFile, BootError> {
-    source::open(images.kernel).map_err(|source| BootError::Open {
+/// Opens a kernel file.
+pub fn open(kernel: &Path) -> Result<OpenFile, BootError> {
+    source::open(kernel).map_err(|source| BootError::Open {
         what: "kernel",
-        path: images.kernel.into(),
+        path: kernel.into(),
         source,
     })
 }
 
-/// Loads the opened kernel, initrd and boot structures into fresh (all zero) memory.
+/// Loads the opened kernel, initrd and boot structures into fresh (all zero) memory; the kernel's
+/// segments may be there already.
 pub fn load(
     kernel: &OpenFile,
+    is_preloaded: bool,
     images: &Images<'_>,
     memory: &GuestMemory,
     ram_size: u64,
@@ -155,15 +160,8 @@ pub fn load(
         )?),
     };
 
-    for segment in &plan.segments {
-        source::copy(
-            kernel,
-            segment.file_offset,
-            segment.file_size,
-            memory,
-            segment.address,
-        )
-        .map_err(|source| BootError::Read {
+    if !is_preloaded {
+        copy_segments(kernel, &plan, memory).map_err(|source| BootError::Read {
             what: "kernel",
             path: images.kernel.into(),
             source,
@@ -206,6 +204,14 @@ pub fn load(
             }
         }
     })
+}
+
+fn copy_segments(kernel: &OpenFile, plan: &Plan, memory: &GuestMemory) -> io::Result<()> {
+    for segment in &plan.segments {
+        let (offset, size) = (segment.file_offset, segment.file_size);
+        source::copy(kernel, offset, size, memory, segment.address)?;
+    }
+    Ok(())
 }
 
 /// A file placed in guest memory.

@@ -4,7 +4,7 @@ use jiffy_devices::GuestMemory;
 use jiffy_sys::handed;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, ReadVolatile};
 
@@ -44,6 +44,45 @@ impl Source for [u8] {
 pub struct OpenFile {
     file: File,
     length: u64,
+    contents: ContentsId,
+}
+
+/// What a file contained when it was opened: another value once it was replaced or written to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContentsId {
+    device: u64,
+    inode: u64,
+    length: u64,
+    /// Times of the last changes of its contents and of its inode: seconds and nanoseconds.
+    changed: [(i64, i64); 2],
+}
+
+impl OpenFile {
+    /// An error unless it is a regular file.
+    pub fn of(file: File) -> io::Result<OpenFile> {
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        Ok(OpenFile {
+            length: metadata.len(),
+            contents: ContentsId {
+                device: metadata.dev(),
+                inode: metadata.ino(),
+                length: metadata.len(),
+                changed: [
+                    (metadata.mtime(), metadata.mtime_nsec()),
+                    (metadata.ctime(), metadata.ctime_nsec()),
+                ],
+            },
+            file,
+        })
+    }
+
+    /// What it contained when it was opened.
+    pub fn contents(&self) -> &ContentsId {
+        &self.contents
+    }
 }
 
 impl Source for OpenFile {
@@ -65,14 +104,7 @@ pub fn open(path: &Path) -> io::Result<OpenFile> {
             .custom_flags(libc::O_NONBLOCK)
             .open(path)?,
     };
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    Ok(OpenFile {
-        length: metadata.len(),
-        file,
-    })
+    OpenFile::of(file)
 }
 
 /// Reads `size` bytes at `offset` straight into guest memory at `address`.

@@ -1,3 +1,4 @@
+use super::preloaded::Preloaded;
 use super::*;
 use proptest::prelude::*;
 use std::io::Write;
@@ -288,8 +289,8 @@ fn a_pvh_kernel_is_loaded_with_initrd_and_command_line() {
         device_parameters: "virtio_mmio.device=4K@0xd0000000:5",
         vcpus: 2,
     };
-    let entry = open(&images)
-        .and_then(|kernel| load(&kernel, &images, &memory, RAM))
+    let entry = open(images.kernel)
+        .and_then(|kernel| load(&kernel, false, &images, &memory, RAM))
         .unwrap();
     assert_eq!((entry.rip, entry.rbx), (0x20_0000, layout::START_INFO));
     let u64_at = |address| memory.read_obj::<u64>(GuestAddress(address)).unwrap();
@@ -315,6 +316,42 @@ fn a_pvh_kernel_is_loaded_with_initrd_and_command_line() {
 }
 
 #[test]
+fn a_preloaded_kernel_is_known_by_its_contents() {
+    let bytes = elf(&[one_segment()], Some(0x20_0000));
+    let (kernel, _) = file_with(&bytes);
+    let images = Images {
+        kernel: kernel.path(),
+        initrd: None,
+        command_line: "quiet",
+        device_parameters: "",
+        vcpus: 1,
+    };
+    let [ahead, now] = [ram(), ram()];
+    let opened = || open(kernel.path()).unwrap();
+    let preloaded = Preloaded::load(&opened(), &ahead, RAM).unwrap().unwrap();
+    assert_eq!(preloaded.range(), 0x20_0000..0x20_3000);
+    assert!(preloaded.is(&opened()));
+    let entries = [(true, &ahead), (false, &now)]
+        .map(|(is_preloaded, memory)| load(&opened(), is_preloaded, &images, memory, RAM).unwrap());
+    assert_eq!(entries[0], entries[1]);
+    let of = |memory: &GuestMemory| {
+        let mut all = vec![0; RAM as usize];
+        memory.read_slice(&mut all, GuestAddress(0)).unwrap();
+        all
+    };
+    assert!(of(&ahead) == of(&now));
+    // The same bytes in another file, or written again.
+    let (_copy, copy) = file_with(&bytes);
+    assert!(!preloaded.is(&copy));
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    std::fs::write(kernel.path(), &bytes).unwrap();
+    assert!(!preloaded.is(&opened()));
+    // One that can't be booted, or has no space, is left to the VM that wants it.
+    let nothing = Preloaded::load(&opened(), &ram(), 0x20_2000).unwrap();
+    assert!(nothing.is_none());
+}
+
+#[test]
 fn the_zero_page_is_filled() {
     let (kernel, _) = file_with(&bzimage(0x20f, 5000));
     let (initrd, _) = file_with(&[7; 5000]);
@@ -326,8 +363,8 @@ fn the_zero_page_is_filled() {
         device_parameters: "",
         vcpus: 1,
     };
-    let entry = open(&images)
-        .and_then(|kernel| load(&kernel, &images, &memory, RAM))
+    let entry = open(images.kernel)
+        .and_then(|kernel| load(&kernel, false, &images, &memory, RAM))
         .unwrap();
     assert_eq!((entry.rip, entry.rsi), (0x10_0000, layout::START_INFO));
     let mut page = vec![0; 4096];
@@ -356,8 +393,8 @@ fn files_that_do_not_fit_or_open_are_named() {
         device_parameters: "",
         vcpus: 1,
     };
-    let error = open(&images)
-        .and_then(|kernel| load(&kernel, &images, &memory, RAM))
+    let error = open(images.kernel)
+        .and_then(|kernel| load(&kernel, false, &images, &memory, RAM))
         .unwrap_err();
     assert!(matches!(error, BootError::InitrdTooLarge { .. }), "{error}");
     assert!(error.hint().is_some());
@@ -366,8 +403,8 @@ fn files_that_do_not_fit_or_open_are_named() {
             kernel: Path::new(path),
             ..images
         };
-        let error = open(&images)
-            .and_then(|kernel| load(&kernel, &images, &memory, RAM))
+        let error = open(images.kernel)
+            .and_then(|kernel| load(&kernel, false, &images, &memory, RAM))
             .unwrap_err();
         assert!(matches!(error, BootError::Open { .. }), "{error}");
         assert!(error.to_string().contains(path), "{error}");

@@ -27,9 +27,11 @@ use jiffy_wire::vmm::{Extent, Memory, PageSize};
 use kvm_ioctls::VmFd;
 use layers::{Layer, Segment, visible};
 use mapping::{Mapping, whole};
+use rustix::fs::FallocateFlags;
 use rustix::mm::Advice;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -85,6 +87,27 @@ impl RamAhead {
         self.allocated += 1;
         let touched = self.ram.memory().write_obj(0u8, GuestAddress(*address));
         touched.is_ok()
+    }
+
+    /// The memory that there is so far.
+    pub fn memory(&self) -> &GuestMemory {
+        self.ram.memory()
+    }
+
+    /// Bytes of it.
+    pub fn size(&self) -> u64 {
+        self.ram.size()
+    }
+
+    /// Makes a range zero again.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused; the range is as it was.
+    pub fn clear(&self, range: Range<u64>) -> io::Result<()> {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let length = range.end.saturating_sub(range.start);
+        Ok(rustix::fs::fallocate(&self.file, how, range.start, length)?)
     }
 
     /// The file for [`GuestRam::create_in`].
@@ -484,6 +507,21 @@ mod tests {
                 ram.memory().write_obj(1u64, address).unwrap();
             }
         }
+    }
+
+    #[test]
+    fn a_range_of_ram_that_was_made_ahead_can_be_cleared() {
+        let ahead = RamAhead::new().unwrap();
+        let (first, second) = (GuestAddress(0x20_0000 - 8), GuestAddress(0x20_0000 + 4096));
+        ahead.memory().write_obj([1u64; 32], first).unwrap();
+        ahead.memory().write_obj(2u64, second).unwrap();
+        // Not of whole pages.
+        ahead.clear(0x20_0000 - 8..0x20_0000 + 248).unwrap();
+        assert_eq!(
+            ahead.memory().read_obj::<[u64; 32]>(first).unwrap(),
+            [0; 32]
+        );
+        assert_eq!(ahead.memory().read_obj::<u64>(second).unwrap(), 2);
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! is answered with one line. At its end the VMM writes an [`ExitRecord`] to `exit.json`.
 //!
 //! A spare VMM, `jiffy-vmm run --config PLACEHOLDER --spare-fd N`, does everything that needs no
-//! configuration and then waits on that socket for a [`TakeSpare`].
+//! configuration and then waits on that socket for a [`TakeSpare`]. With `--fd` [`SPARE_KERNEL`]`=N`
+//! it also loads the kernel that most VMs boot.
 //!
 //! With [`VmmConfig::restore`] the VM is not booted but restored from a captured one
 //! ([`ControlRequest::Capture`]).
@@ -34,6 +35,9 @@ use std::path::PathBuf;
 
 /// Version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
+
+/// Name of the inherited descriptor of the kernel that a spare VMM loads ahead.
+pub const SPARE_KERNEL: &str = "kernel";
 
 /// Makes a spare VMM this VM. One message of JSON with descriptors: standard output and error,
 /// events, then those that [`Source::Fd`] refers to by the numbers that they would have if
