@@ -11,6 +11,9 @@
  *   least=N         so many instructions
  *   nested=on       count only what a KVM on AMD inside this QEMU runs in its guest,
  *                   and its exits: the kernel under the monitor that will run it
+ *   layers=on       with nested and chart: count and chart everything, the guest, the
+ *   monitor=A-B     host's kernel, and its program with code between these addresses;
+ *                   start is an address of the host then
  *
  * The result is lines of text:
  *   total N                        instructions from start (included) to end (excluded)
@@ -22,8 +25,9 @@
  *   f ADDR CALLS N                 inclusive instructions of the function     (profile)
  *
  * A line of the chart is a call, in the order of their ends:
- *   STACK ADDR FROM TO             the stack's and the function's address, and numbers of
- *                                  instructions since the start
+ *   STACK ADDR FROM TO LAYER       the stack's and the function's address, numbers of
+ *                                  instructions since the start, and 0 for the (nested)
+ *                                  guest, 1 for the host's kernel, 2 for the monitor
  *
  * Only what it uses of QEMU's plugin interface (version 1, QEMU 4.2 to 8.2) is
  * declared here, because Debian does not package the header.
@@ -65,7 +69,8 @@ __attribute__((visibility("default"))) int qemu_plugin_version = 1;
 
 static uint64_t start_addr, end_addr;
 static const char *out_path;
-static bool profiling, nested;
+static bool profiling, nested, layers;
+static uint64_t monitor_from, monitor_to;
 static FILE *chart;
 static uint64_t least;
 static bool started;
@@ -103,11 +108,16 @@ static struct slot *find(struct slot *table, uint64_t key)
     return &table[h];
 }
 
-/* --- a shadow of the guest's call stacks ----------------------------------- */
+/* --- a shadow of the call stacks -------------------------------------------- */
+
+enum layer { GUEST, HOST, MONITOR };
 
 /* Kernel stacks are 16 KiB, aligned; each has its own clock, so that a function
  * that sleeps is not charged with what others do meanwhile. */
 #define STACK_SHIFT 14
+/* Those of a program's threads have any place and size, and may lie side by side. An
+ * event belongs to the stack that was last used at most this far away. */
+#define THREAD_REACH (48u << 10)
 struct frame {
     uint64_t sp; /* where the return address lies */
     struct slot *function;
@@ -116,6 +126,8 @@ struct frame {
 };
 struct stack {
     uint64_t key;
+    enum layer layer;
+    uint64_t last; /* where it was last used */
     uint64_t clock;
     size_t depth;
     struct frame frames[512];
@@ -124,14 +136,28 @@ static struct stack *stacks[1024];
 static struct stack *running;
 static uint64_t last_event;
 
+static enum layer layer_of(uint64_t sp)
+{
+    if (!layers || inside)
+        return GUEST;
+    return sp >> 63 ? HOST : MONITOR;
+}
+
 static struct stack *stack_of(uint64_t sp)
 {
-    uint64_t key = (sp >> STACK_SHIFT) | 1ull << 63;
+    enum layer layer = layer_of(sp);
+    uint64_t key = (sp >> STACK_SHIFT) | 1ull << 63 | (uint64_t)layer << 60;
+    if (layer == MONITOR)
+        for (size_t i = 0; i < 1024; i++)
+            if (stacks[i] && stacks[i]->layer == MONITOR &&
+                sp - stacks[i]->last + THREAD_REACH < 2 * THREAD_REACH)
+                return stacks[i];
     size_t h = (key * 0x9e3779b97f4a7c15ull) >> 54;
     for (size_t i = 0; i < 1024; i++, h = (h + 1) & 1023) {
         if (!stacks[h]) {
             stacks[h] = calloc(1, sizeof(struct stack));
             stacks[h]->key = key;
+            stacks[h]->layer = layer;
         }
         if (stacks[h]->key == key)
             return stacks[h];
@@ -139,12 +165,21 @@ static struct stack *stack_of(uint64_t sp)
     abort();
 }
 
+/* The two kernels have the same addresses. Applied twice, it gives the address again. */
+static uint64_t key_of(enum layer layer, uint64_t address)
+{
+    return address ^ (uint64_t)layer << 56;
+}
+
 static void leave(struct stack *s)
 {
     struct frame *f = &s->frames[--s->depth];
-    if (chart && s->clock - f->entered >= least)
-        fprintf(chart, "%" PRIx64 " %" PRIx64 " %" PRIu64 " %" PRIu64 "\n", s->key << STACK_SHIFT,
-                f->function->key, f->began - at_start, total - at_start);
+    /* What a thread of the monitor has the kernel do is on another stack. */
+    uint64_t length = s->layer == MONITOR ? total - f->began : s->clock - f->entered;
+    if (chart && length >= least)
+        fprintf(chart, "%" PRIx64 " %" PRIx64 " %" PRIu64 " %" PRIu64 " %d\n",
+                s->key << STACK_SHIFT, key_of(s->layer, f->function->key), f->began - at_start,
+                total - at_start, s->layer);
     if (--f->function->depth == 0)
         f->function->count += s->clock - f->entered;
 }
@@ -155,7 +190,14 @@ static struct stack *arrive(uint64_t sp)
     (running ? running : s)->clock += total - last_event;
     last_event = total;
     running = s;
+    s->last = sp;
     return s;
+}
+
+/* The processor's own stack, on which the kernel only enters: it returns on another one. */
+static bool is_entry_stack(uint64_t sp)
+{
+    return sp >> 39 == 0x1fffffc;
 }
 
 static struct stack *pending; /* an indirect call whose target is the next block */
@@ -167,7 +209,10 @@ static void enter(struct stack *s, uint64_t sp, uint64_t target)
         leave(s);
     if (s->depth == 512)
         return;
-    struct slot *f = find(functions, target);
+    /* Other programs. */
+    if (s->layer == MONITOR && (target < monitor_from || target >= monitor_to))
+        return;
+    struct slot *f = find(functions, key_of(s->layer, target));
     f->calls++;
     f->depth++;
     s->frames[s->depth++] = (struct frame){
@@ -177,7 +222,7 @@ static void enter(struct stack *s, uint64_t sp, uint64_t target)
 
 static void on_call(unsigned cpu, meminfo info, uint64_t vaddr, void *target)
 {
-    if (!started)
+    if (!started || is_entry_stack(vaddr))
         return;
     struct stack *s = arrive(vaddr);
     if (target) {
@@ -190,7 +235,7 @@ static void on_call(unsigned cpu, meminfo info, uint64_t vaddr, void *target)
 
 static void on_return(unsigned cpu, meminfo info, uint64_t vaddr, void *data)
 {
-    if (!started)
+    if (!started || is_entry_stack(vaddr))
         return;
     struct stack *s = arrive(vaddr);
     while (s->depth && s->frames[s->depth - 1].sp <= vaddr)
@@ -346,9 +391,9 @@ static void on_translate(plugin_id id, struct qemu_plugin_tb *tb)
     bool way_out = qemu_plugin_insn_vaddr(qemu_plugin_tb_get_insn(tb, 0)) == after_vmrun;
     if (nested && (!inside || way_out)) {
         watch_vmrun(tb);
-        return;
-    }
-    if (nested)
+        if (!layers)
+            return;
+    } else if (nested && !layers)
         qemu_plugin_register_vcpu_tb_exec_cb(
             tb, on_guest_block, FLAGS_NONE,
             (void *)qemu_plugin_insn_vaddr(qemu_plugin_tb_get_insn(tb, 0)));
@@ -367,10 +412,13 @@ static void on_translate(plugin_id id, struct qemu_plugin_tb *tb)
             continue;
         if (i == 0)
             qemu_plugin_register_vcpu_tb_exec_cb(tb, on_block, FLAGS_NONE, (void *)vaddr);
+        watch_calls(insn, vaddr);
+        /* Of all programs of the host there are too many. */
+        if (layers)
+            continue;
         struct slot *slot = find(addresses, vaddr);
         slot->privileged = leaves;
         qemu_plugin_register_vcpu_insn_exec_inline(insn, INLINE_ADD, &slot->count, 1);
-        watch_calls(insn, vaddr);
     }
 }
 
@@ -397,6 +445,10 @@ __attribute__((visibility("default"))) int qemu_plugin_install(plugin_id id, con
             }
         } else if (!strcmp(argv[i], "nested=on"))
             nested = true;
+        else if (!strcmp(argv[i], "layers=on"))
+            layers = true;
+        else if (sscanf(argv[i], "monitor=%" SCNx64 "-%" SCNx64, &monitor_from, &monitor_to) == 2)
+            ;
         else {
             fprintf(stderr, "measure-plugin: unknown argument %s\n", argv[i]);
             return 1;

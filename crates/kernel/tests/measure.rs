@@ -148,3 +148,25 @@ fn a_chart_of_a_kernel_without_symbols_is_refused() {
     );
     assert!(!folder.path().join("boot.json").exists());
 }
+
+#[test]
+fn a_monitor_needs_a_host_and_symbols() {
+    let folder = tempfile::tempdir().unwrap();
+    build(folder.path());
+    let refused = |arguments: &[&str]| {
+        let refused = measure(folder.path(), arguments);
+        assert!(!refused.status.success());
+        String::from_utf8_lossy(&refused.stderr).into_owned()
+    };
+    let said = refused(&["--chart", "boot", "--monitor", "vmlinux", "vmlinux"]);
+    assert!(said.contains("--monitor and --host: give both"), "{said}");
+    let both = ["--monitor", "vmlinux", "--host", "vmlinux", "vmlinux"];
+    let said = refused(&both);
+    assert!(said.contains("--monitor: only with --chart"), "{said}");
+    let program = folder.path().join("stripped");
+    fs::copy(folder.path().join("vmlinux"), &program).unwrap();
+    let stripped = Command::new("strip").arg(&program).status();
+    assert!(stripped.unwrap().success());
+    let said = refused(&[&["--chart", "boot", "--monitor", "stripped"], &both[2..]].concat());
+    assert!(said.contains("stripped has no symbols: build it"), "{said}");
+}

@@ -10,7 +10,12 @@ pub const SCHED: &str = "sched";
 
 /// The kernel with sched_ext. Built unless it is cached.
 pub fn sched() -> Result<PathBuf> {
-    checkout_script("../kernel/build", &[SCHED])
+    built(SCHED)
+}
+
+/// A kernel of this checkout, by its flavour. Built unless it is cached.
+pub fn built(flavour: &str) -> Result<PathBuf> {
+    checkout_script("../kernel/build", &[flavour])
 }
 
 /// The newest packaged kernel of a series (`6.1`, `6.12`), unpacked. Downloaded unless it is
