@@ -432,7 +432,7 @@ impl PreparedVm {
         let (Some(ram), Some(kernel)) = (&self.ram, self.kernel.take()) else {
             return false;
         };
-        match Preloaded::load(&kernel, ram.memory(), ram.size()) {
+        match Preloaded::load(&kernel, ram.memory(), RamAhead::KERNEL_END) {
             Ok(preloaded) => self.preloaded = preloaded,
             // A part of it may be there.
             Err(_) => self.ram = None,

@@ -37,12 +37,14 @@ use vm_memory::{Bytes, GuestAddress};
 
 /// Most bytes copied before a restored VM runs.
 const COPY_AHEAD_MAX: u64 = 64 << 20;
-/// The huge pages that every Linux uses by its boot's end, whatever the size of RAM up to 3 GiB (of
-/// more, without the second to fourth): that of the boot's structures, those that its allocator
-/// gives out first, and those of the kernel itself.
-const USED_FIRST: [u64; 7] = [0, 4 << 20, 8 << 20, 10 << 20, 16 << 20, 18 << 20, 20 << 20];
-/// The end of the last one.
-const USED_FIRST_END: u64 = 22 << 20;
+/// The huge pages that Linux uses by the end of its first command, MiB. Those that every Linux uses
+/// by its boot's end, whatever the size of RAM up to 3 GiB (of more, without the second to fourth),
+/// are that of the boot's structures, those that its allocator gives out first, and those of the
+/// kernel itself. Last come one for programs, and two of its own structures at the end of RAM, if
+/// that has [`SIZE_AHEAD`].
+const USED_FIRST: [u64; 10] = [0, 4, 8, 10, 16, 18, 20, 2, 124, 126];
+/// Size of RAM that VMs have unless they ask for another.
+const SIZE_AHEAD: u64 = 128 << 20;
 
 /// Name of RAM's memfd.
 const NAME: &str = "jiffy guest RAM";
@@ -57,6 +59,9 @@ pub struct RamAhead {
 }
 
 impl RamAhead {
+    /// End of the memory that is allocated for a kernel.
+    pub const KERNEL_END: u64 = 22 << 20;
+
     /// Nothing is allocated yet.
     ///
     /// # Errors
@@ -64,11 +69,11 @@ impl RamAhead {
     /// The file can't be made or mapped.
     pub fn new() -> Result<RamAhead, MemoryError> {
         let create = || {
-            let file = memfd::create(NAME, USED_FIRST_END, Pages::Small)?;
+            let file = memfd::create(NAME, SIZE_AHEAD, Pages::Small)?;
             Ok((file.try_clone()?, file))
         };
         let (file, mapped) = create().map_err(MemoryError::Create)?;
-        let ram = GuestRam::map_memfd(mapped, USED_FIRST_END, Pages::Small)?;
+        let ram = GuestRam::map_memfd(mapped, SIZE_AHEAD, Pages::Small)?;
         ram.allow_huge_pages();
         let allocated = 0;
         Ok(RamAhead {
@@ -85,18 +90,16 @@ impl RamAhead {
             return false;
         };
         self.allocated += 1;
-        let touched = self.ram.memory().write_obj(0u8, GuestAddress(*address));
+        let touched = self
+            .ram
+            .memory()
+            .write_obj(0u8, GuestAddress(*address << 20));
         touched.is_ok()
     }
 
     /// The memory that there is so far.
     pub fn memory(&self) -> &GuestMemory {
         self.ram.memory()
-    }
-
-    /// Bytes of it.
-    pub fn size(&self) -> u64 {
-        self.ram.size()
     }
 
     /// Makes a range zero again.
