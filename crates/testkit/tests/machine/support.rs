@@ -310,14 +310,14 @@ impl Jiffy {
                 .collect();
             let no_more = fresh.is_empty()
                 && now.vmms <= before.vmms
-                && now.sockets <= before.sockets
+                && now.sockets.len() <= before.sockets.len()
                 && now.mounts == before.mounts;
             if no_more {
                 return;
             }
             assert!(
                 Instant::now() < deadline,
-                "{what}: left behind: {fresh:?}; VMMs {} and {}, sockets {} and {}, mounts {:?} and {:?}",
+                "{what}: left behind: {fresh:?}; VMMs {} and {}, sockets {:?} and {:?}, mounts {:?} and {:?}",
                 before.vmms,
                 now.vmms,
                 before.sockets,
@@ -371,7 +371,7 @@ impl Jiffy {
         let mut traces = self.traces();
         self.eventually("the end of all VMs", || {
             traces = self.traces();
-            traces.vmms == 0 && traces.sockets == 0 && self.ok(&["ps", "-aq"]).is_empty()
+            traces.vmms == 0 && traces.sockets.is_empty() && self.ok(&["ps", "-aq"]).is_empty()
         });
         traces
     }
@@ -392,7 +392,7 @@ impl Jiffy {
              grep -v -e '\\.log$' -e '/tests' -e '/pager.sock' -e '/golden/[0-9a-f]' \
                   -e '/spares/[0-9a-f]*$' || true",
         );
-        let mut sockets = lines("grep /run/jiffy/vms /proc/net/unix || true");
+        let mut sockets = lines("awk '$NF ~ \"/run/jiffy/vms\" { print $NF }' /proc/net/unix");
         let standbys = self.standbys();
         for list in [&mut files, &mut sockets] {
             list.retain(|line| standbys.iter().all(|id| !line.contains(id)));
@@ -400,7 +400,7 @@ impl Jiffy {
         Traces {
             vmms,
             files,
-            sockets: sockets.len(),
+            sockets,
             mounts: lines("cut -d' ' -f2 /proc/mounts"),
         }
     }
@@ -418,6 +418,8 @@ impl Drop for Jiffy {
 pub struct Traces {
     pub vmms: usize,
     pub files: Vec<String>,
-    pub sockets: usize,
+    /// The name of each socket in a VM's run folder: of those that listen, and once more for each
+    /// connection.
+    pub sockets: Vec<String>,
     pub mounts: Vec<String>,
 }
