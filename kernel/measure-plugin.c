@@ -11,8 +11,8 @@
  *   least=N         so many instructions
  *   nested=on       count only what a KVM on AMD inside this QEMU runs in its guest,
  *                   and its exits: the kernel under the monitor that will run it
- *   layers=on       with nested and chart: count and chart everything, the guest, the
- *   monitor=A-B     host's kernel, and its program with code between these addresses;
+ *   monitor=A-B     with nested and chart: count and chart everything, the guest, the
+ *                   host's kernel, and its program with code between these addresses;
  *                   start is an address of the host then
  *
  * The result is lines of text:
@@ -445,10 +445,8 @@ __attribute__((visibility("default"))) int qemu_plugin_install(plugin_id id, con
             }
         } else if (!strcmp(argv[i], "nested=on"))
             nested = true;
-        else if (!strcmp(argv[i], "layers=on"))
-            layers = true;
         else if (sscanf(argv[i], "monitor=%" SCNx64 "-%" SCNx64, &monitor_from, &monitor_to) == 2)
-            ;
+            layers = true;
         else {
             fprintf(stderr, "measure-plugin: unknown argument %s\n", argv[i]);
             return 1;

@@ -2,39 +2,12 @@
 //! same.
 
 use jiffy_sys::mutex::lock;
+use jiffy_sys::stamp::Stamp;
 use std::collections::HashMap;
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
-
-/// File metadata that changes whenever the contents change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stamp {
-    pub(crate) device: u64,
-    pub(crate) inode: u64,
-    pub(crate) size: u64,
-    /// mtime and ctime, each in seconds and nanoseconds.
-    pub(crate) times: [i64; 4],
-}
-
-impl Stamp {
-    /// The stamp of a file with this metadata.
-    pub fn of(data: &Metadata) -> Stamp {
-        Stamp {
-            device: data.dev(),
-            inode: data.ino(),
-            size: data.size(),
-            times: [
-                data.mtime(),
-                data.mtime_nsec(),
-                data.ctime(),
-                data.ctime_nsec(),
-            ],
-        }
-    }
-}
 
 /// A digest that was saved, and the file and stamp it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]

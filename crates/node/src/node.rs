@@ -227,8 +227,8 @@ impl Node {
         let is_starting = move || starting.any(is_starting_vm).is_some();
         let host = &node.host;
         let (spares, launcher) = (Arc::clone(&host.spares), Arc::clone(&host.launcher));
-        let kernels = Arc::clone(&node);
-        let kernel = move || File::open(kernels.kernels.find(BASE).ok()?).ok();
+        let owner = Arc::clone(&node);
+        let kernel = move || File::open(owner.kernel_file(BASE)).ok();
         tokio::spawn(spares::keep(
             spares,
             host.paths.clone(),

@@ -67,6 +67,7 @@ pub mod sealed;
 pub mod seccomp;
 pub mod spare;
 pub mod spawn;
+pub mod stamp;
 pub mod tap;
 pub mod tap_queue;
 pub mod termination;

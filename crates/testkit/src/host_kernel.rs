@@ -8,11 +8,6 @@ use std::process::{Command, Stdio};
 /// The name of the kernel with sched_ext.
 pub const SCHED: &str = "sched";
 
-/// The kernel with sched_ext. Built unless it is cached.
-pub fn sched() -> Result<PathBuf> {
-    built(SCHED)
-}
-
 /// A kernel of this checkout, by its flavour. Built unless it is cached.
 pub fn built(flavour: &str) -> Result<PathBuf> {
     checkout_script("../kernel/build", &[flavour])

@@ -308,8 +308,20 @@ impl Devices {
     }
 }
 
+/// The arguments of a VMM with this configuration, of which `option` names the first descriptor.
+pub fn arguments<'a>(config: &'a Path, option: &'static str) -> Vec<&'a OsStr> {
+    const _: () = assert!(FIRST_DESCRIPTOR == 3);
+    vec![
+        OsStr::new("run"),
+        OsStr::new("--config"),
+        config.as_os_str(),
+        OsStr::new(option),
+        OsStr::new("3"),
+    ]
+}
+
 /// The value of `--fd` for the descriptor at this index.
-fn named(name: &str, at: usize) -> OsString {
+pub fn named(name: &str, at: usize) -> OsString {
     format!("{name}={}", FIRST_DESCRIPTOR as usize + at).into()
 }
 

@@ -7,9 +7,8 @@
 //! A spare has no id and no record, and a run folder that becomes its VM's. It ends when its socket
 //! is closed, and so also when the daemon is killed. If there is no usable spare, a VMM is spawned.
 
-use crate::jails::{Launcher, Monitor};
+use crate::jails::{self, Launcher, Monitor};
 use crate::process::{VmmProcess, on_exit};
-use jiffy_content::digests::Stamp;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::names;
 use jiffy_content::paths::Paths;
@@ -17,6 +16,7 @@ use jiffy_jail::Share;
 use jiffy_sys::fds::send_with_fds;
 use jiffy_sys::mutex::lock;
 use jiffy_sys::spare;
+use jiffy_sys::stamp::Stamp;
 use jiffy_wire::vmm::{SPARE_KERNEL, TakeSpare};
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -143,17 +143,11 @@ impl Spare {
         let nowhere = File::options().write(true).open("/dev/null");
         let nowhere = nowhere.map_err(failed)?;
         let identity = launcher.identity()?;
-        let mut arguments = vec![
-            OsStr::new("run"),
-            OsStr::new("--config"),
-            config.as_os_str(),
-            OsStr::new("--spare-fd"),
-            OsStr::new("3"),
-        ];
+        let mut arguments = jails::arguments(&config, "--spare-fd");
         let mut descriptors = vec![theirs.as_fd()];
-        let handed = format!("{SPARE_KERNEL}=4");
+        let handed = jails::named(SPARE_KERNEL, descriptors.len());
         if let Some(kernel) = &kernel {
-            arguments.extend([OsStr::new("--fd"), OsStr::new(&handed)]);
+            arguments.extend([OsStr::new("--fd"), &handed]);
             descriptors.push(kernel.as_fd());
         }
         spare.process = Some(launcher.start(Monitor {

@@ -7,6 +7,7 @@ use super::{both_ways, both_ways_enum};
 use crate::digests;
 use crate::durable::{self, LoadError};
 use crate::model::snapshot::Manifest;
+use jiffy_sys::stamp;
 use jiffy_wire::api;
 use jiffy_wire::cpu::Profile;
 use serde::{Deserialize, Serialize};
@@ -100,7 +101,7 @@ both_ways!(
     }
 );
 
-/// See [`digests::Stamp`].
+/// See [`stamp::Stamp`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     device: u64,
@@ -110,7 +111,7 @@ pub struct Stamp {
 }
 both_ways!(
     Stamp,
-    digests::Stamp {
+    stamp::Stamp {
         device: same,
         inode: same,
         size: same,

@@ -1,7 +1,7 @@
 //! Tests of the saved types against a golden file of each version.
 
 use super::*;
-use crate::digests::{Known, Stamp};
+use crate::digests::Known;
 use crate::durable::LoadError;
 use crate::model::artifact::ImageArtifact;
 use crate::model::artifact::SnapshotArtifact;
@@ -12,6 +12,7 @@ use crate::model::image::LazyDisk;
 use crate::model::network::Networks;
 use crate::model::snapshot::Manifest;
 use crate::model::vm::{Failure, FromSnapshot, MainEnd, MainState, Paged, Root, Spec, VmRecord};
+use jiffy_sys::stamp::Stamp;
 use jiffy_wire::agent::{Command, ExitStatus, StartError, StartFailure, WindowSize};
 use jiffy_wire::api::{self, ImageConfig, ImageSource, MemoryForm, RootDisk, VmState, VolumeUse};
 use jiffy_wire::cpu::testing::processor;

@@ -264,7 +264,7 @@ fn setup(options: &LabOptions, folder: &Path) -> Result<Setup> {
     match options.kernel.as_deref() {
         None => {}
         // Its drivers are built in: the image of Debian's kernel is the one it needs.
-        Some(host_kernel::SCHED) => kernel = Some(host_kernel::sched()?),
+        Some(host_kernel::SCHED) => kernel = Some(host_kernel::built(host_kernel::SCHED)?),
         Some(series) => {
             image = folder.join("image");
             host_kernel::machine_image(series, &dist(), &image)?;

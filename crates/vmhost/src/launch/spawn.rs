@@ -7,7 +7,7 @@ use super::plan::{Beginning, Plan, SavedRam};
 use super::spawned::Spawned;
 use super::standby::{self, Standby};
 use crate::control;
-use crate::jails::{Launcher, Monitor, share_of};
+use crate::jails::{self, Launcher, Monitor, share_of};
 use crate::network::{Attachment, Network};
 use crate::pager::links;
 use crate::process::{Events, VmmProcess};
@@ -308,13 +308,7 @@ fn spawn_vmm(
     identity: Option<Identity>,
     share: Share,
 ) -> Result<VmmProcess> {
-    let mut arguments = vec![
-        OsStr::new("run"),
-        OsStr::new("--config"),
-        config.as_os_str(),
-        OsStr::new("--events-fd"),
-        OsStr::new("3"),
-    ];
+    let mut arguments = jails::arguments(config, "--events-fd");
     let handed = config_fd.map(|number| {
         let mut handed = config.as_os_str().to_owned();
         handed.push(format!("={number}"));

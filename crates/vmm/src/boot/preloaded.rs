@@ -1,15 +1,15 @@
 //! A kernel that is copied into RAM before it is known which VM will boot.
 
-use super::source::ContentsId;
 use super::{OpenFile, copy_segments, plan};
 use jiffy_devices::GuestMemory;
+use jiffy_sys::stamp::Stamp;
 use std::io;
 use std::ops::Range;
 
 /// A kernel whose segments are in the beginning of RAM.
 #[derive(Debug)]
 pub struct Preloaded {
-    contents: ContentsId,
+    stamp: Stamp,
     range: Range<u64>,
 }
 
@@ -28,18 +28,19 @@ impl Preloaded {
         let Ok(plan) = plan(kernel, size) else {
             return Ok(None);
         };
+        let (Some(first), Some(last)) = (plan.segments.first(), plan.segments.last()) else {
+            return Ok(None);
+        };
         copy_segments(kernel, &plan, memory)?;
-        let end_of_last = |last: &super::Segment| last.address + last.memory_size;
-        let start = plan.segments.first().map_or(0, |first| first.address);
         Ok(Some(Preloaded {
-            contents: kernel.contents().clone(),
-            range: start..plan.segments.last().map_or(0, end_of_last),
+            stamp: kernel.stamp(),
+            range: first.address..last.address + last.memory_size,
         }))
     }
 
     /// Is it this kernel?
     pub fn is(&self, kernel: &OpenFile) -> bool {
-        self.contents == *kernel.contents()
+        self.stamp == kernel.stamp()
     }
 
     /// Guest physical addresses of its segments.

@@ -2,9 +2,10 @@
 
 use jiffy_devices::GuestMemory;
 use jiffy_sys::handed;
+use jiffy_sys::stamp::Stamp;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, ReadVolatile};
 
@@ -39,22 +40,11 @@ impl Source for [u8] {
     }
 }
 
-/// An open regular file and its size when it was opened.
+/// An open regular file, and its stamp when it was opened.
 #[derive(Debug)]
 pub struct OpenFile {
     file: File,
-    length: u64,
-    contents: ContentsId,
-}
-
-/// What a file contained when it was opened: another value once it was replaced or written to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ContentsId {
-    device: u64,
-    inode: u64,
-    length: u64,
-    /// Times of the last changes of its contents and of its inode: seconds and nanoseconds.
-    changed: [(i64, i64); 2],
+    stamp: Stamp,
 }
 
 impl OpenFile {
@@ -64,30 +54,19 @@ impl OpenFile {
         if !metadata.is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }
-        Ok(OpenFile {
-            length: metadata.len(),
-            contents: ContentsId {
-                device: metadata.dev(),
-                inode: metadata.ino(),
-                length: metadata.len(),
-                changed: [
-                    (metadata.mtime(), metadata.mtime_nsec()),
-                    (metadata.ctime(), metadata.ctime_nsec()),
-                ],
-            },
-            file,
-        })
+        let stamp = Stamp::of(&metadata);
+        Ok(OpenFile { file, stamp })
     }
 
-    /// What it contained when it was opened.
-    pub fn contents(&self) -> &ContentsId {
-        &self.contents
+    /// Its stamp when it was opened.
+    pub fn stamp(&self) -> Stamp {
+        self.stamp
     }
 }
 
 impl Source for OpenFile {
     fn len(&self) -> u64 {
-        self.length
+        self.stamp.size
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
