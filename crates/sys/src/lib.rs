@@ -31,6 +31,7 @@
 //! * [`seccomp`]: system call filters.
 //! * [`spare`]: processes that are started before their task is known.
 //! * [`spawn`]: starts a program in its own session.
+//! * [`stamp`]: whether a file is still what it was.
 //! * [`tap`]: creates TAP devices.
 //! * [`tap_queue`]: a queue of a TAP device, for the process that serves it.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
