@@ -122,15 +122,10 @@ fn parse(line: &str) -> Option<Progress> {
 mod tests {
     use super::*;
 
-    /// A separate process writes the script: a test in another thread may fork while this one has
-    /// the file open for writing, and exec would fail with ETXTBSY.
     fn script(text: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("build");
-        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
-        let mut shell = Command::new("sh");
-        let status = shell.args(["-c", write]).arg(path).arg(text).status();
-        assert!(status.unwrap().success());
+        jiffy_sys::testing::write_program(&path, &format!("#!/bin/sh\n{text}\n"));
         folder
     }
 

@@ -97,7 +97,6 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
-    use std::process::Command;
     use std::time::Duration;
 
     /// A program that writes its arguments to its socket and then copies what it reads, to the end.
@@ -108,12 +107,7 @@ mod tests {
     impl Place {
         fn new() -> Place {
             let place = Place(tempfile::tempdir().unwrap());
-            // Written by another process: while a child that another test forks has the file open
-            // for writing, too, nobody can execute it.
-            let script = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
-            let mut write = Command::new("sh");
-            write.args(["-c", script]).arg(place.program()).arg(SERVER);
-            assert!(write.status().unwrap().success());
+            jiffy_sys::testing::write_program(&place.program(), SERVER);
             place
         }
 

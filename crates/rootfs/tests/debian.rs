@@ -5,6 +5,7 @@ mod common;
 use common::extract;
 use jiffy_rootfs::debian::debian;
 use jiffy_rootfs::{Debian, DebianError, ImportError, Limits};
+use jiffy_sys::testing::write_program;
 use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
@@ -99,15 +100,10 @@ fn fails(spec: &Debian) -> DebianError {
     result.unwrap_err()
 }
 
-/// Writes a program that replaces mmdebstrap. A separate process writes it: a test in another
-/// thread may fork while this one has the file open for writing, and exec would fail with ETXTBSY.
+/// Writes a program that replaces mmdebstrap.
 fn stand_in(at: &Path, script: &str) -> Debian {
     let program = at.join("stand-in");
-    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
-    run(Command::new("sh")
-        .args(["-c", write])
-        .arg(&program)
-        .arg(script));
+    write_program(&program, &format!("#!/bin/sh\n{script}\n"));
     Debian {
         sources: vec!["deb http://archive.example/ x main".into()],
         mmdebstrap: program,

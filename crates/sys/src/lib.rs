@@ -35,6 +35,7 @@
 //! * [`tap`]: creates TAP devices.
 //! * [`tap_queue`]: a queue of a TAP device, for the process that serves it.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
+//! * `testing`: programs that tests execute.
 //! * [`userfaultfd`]: page faults of one process, served by another.
 
 pub mod activity;
@@ -72,4 +73,6 @@ pub mod stamp;
 pub mod tap;
 pub mod tap_queue;
 pub mod termination;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod userfaultfd;

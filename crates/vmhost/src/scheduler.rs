@@ -223,12 +223,8 @@ mod tests {
     async fn each_class_is_a_line_and_the_end_of_the_program_is_no_error() {
         let folder = tempfile::tempdir().unwrap();
         let paths = paths(folder.path());
-        // Another process writes it: one that is open for writing can't be executed.
-        let script = "#!/bin/sh\\nhead -n 2 > \"$0.told\"\\n";
-        let write = format!("printf '{script}' > \"$0\" && chmod 755 \"$0\"");
-        let mut shell = std::process::Command::new("sh");
-        let status = shell.args(["-c", &write]).arg(paths.sched()).status();
-        assert!(status.unwrap().success());
+        let script = "#!/bin/sh\nhead -n 2 > \"$0.told\"\n";
+        jiffy_sys::testing::write_program(&paths.sched(), script);
         let scheduler = Scheduler::start(&paths);
         scheduler.tell(7, Class::Launch);
         let told = folder.path().join("jiffy-sched.told");

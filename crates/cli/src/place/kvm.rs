@@ -150,17 +150,13 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    /// Folders with a `jiffy-vmm` that gives this answer and logs each call. Another process writes
-    /// the file: between fork and exec, a child of another test may have it open for writing, and
-    /// then it can't be executed.
+    /// Folders with a `jiffy-vmm` that gives this answer and logs each call.
     fn folders(root: &Path, answer: &str) -> Folders {
         let lib = root.join("lib");
         fs::create_dir_all(&lib).unwrap();
-        let script = format!("echo \"$@\" >> {}\n{answer}", root.join("asked").display());
-        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
-        let mut shell = Command::new("sh");
-        let shell = shell.args(["-c", write]).arg(lib.join("jiffy-vmm"));
-        assert!(shell.arg(script).status().unwrap().success());
+        let asked = root.join("asked");
+        let script = format!("#!/bin/sh\necho \"$@\" >> {}\n{answer}\n", asked.display());
+        jiffy_sys::testing::write_program(&lib.join("jiffy-vmm"), &script);
         Folders::below(root)
     }
 

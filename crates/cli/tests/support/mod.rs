@@ -375,17 +375,12 @@ pub fn queued(place: u32) -> Queued {
     }
 }
 
-/// Installs a script in place of one of Jiffy's programs. Another process writes it: between fork
-/// and exec, a child of another test may have the file open for writing, and then it can't be
-/// executed.
+/// Installs a script in place of one of Jiffy's programs.
 pub fn install(root: &Path, program: &str, script: &str) -> PathBuf {
     let lib = root.join("lib");
     fs::create_dir_all(&lib).unwrap();
     let path = lib.join(program);
-    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
-    let mut shell = Command::new("sh");
-    let status = shell.args(["-c", write]).arg(&path).arg(script).status();
-    assert!(status.unwrap().success());
+    jiffy_sys::testing::write_program(&path, &format!("#!/bin/sh\n{script}\n"));
     path
 }
 

@@ -383,15 +383,6 @@ pub fn example(name: &str) -> PathBuf {
     path
 }
 
-/// Puts a script in the place of a program. Another process writes it: between fork and exec, a
-/// child of another test may have the file open for writing, and then it can't be executed.
-pub fn install(program: &Path, script: &str) {
-    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
-    let mut shell = std::process::Command::new("sh");
-    let written = shell.args(["-c", write]).arg(program).arg(script).status();
-    assert!(written.unwrap().success());
-}
-
 /// A tar of these files.
 pub fn tar_of(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());

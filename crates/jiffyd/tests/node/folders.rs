@@ -1,8 +1,9 @@
 //! Folders of the host in VMs, with a stand-in for the process that serves them.
 
-use crate::daemon::{Daemon, install, named};
+use crate::daemon::{Daemon, named};
 use crate::images::configs;
 use crate::snapshots::{counter, fork, snapshot};
+use jiffy_sys::testing::write_program;
 use jiffy_wire::api::{
     CreateVm, ErrorKind, FolderUse, ForkVm, Forked, Hibernated, IdleAction, IdlePolicy,
     MakeSnapshot, SnapshotMade, Vm, VmState,
@@ -20,7 +21,7 @@ const SERVER: &str = "#!/bin/sh\n\
 fn daemon() -> Daemon {
     let mut daemon = Daemon::prepared(&[]);
     let program = program(&daemon);
-    install(&program, SERVER);
+    write_program(&program, SERVER);
     daemon.up();
     daemon
 }

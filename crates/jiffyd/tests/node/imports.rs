@@ -1,10 +1,11 @@
 //! The process that makes an image: killed, cancelled, missing, or taken over.
 
 use crate::client::{answer, connect};
-use crate::daemon::{Daemon, eventually, install, is_alive, kill, processes, tar_of};
+use crate::daemon::{Daemon, eventually, is_alive, kill, processes, tar_of};
 use crate::images::{by_name, noise, pull};
 use crate::pulls::kept;
 use crate::registry::Registry;
+use jiffy_sys::testing::write_program;
 use jiffy_wire::api::{ErrorKind, Image};
 use serde_json::json;
 use std::fs;
@@ -22,7 +23,7 @@ fn importers(daemon: &Daemon) -> Vec<u32> {
 fn replace_program(daemon: &Daemon, script: &str) {
     let program = daemon.folder.path().join("lib/jiffy-import");
     fs::remove_file(&program).unwrap();
-    install(&program, &format!("#!/bin/sh\n{script}\n"));
+    write_program(&program, &format!("#!/bin/sh\n{script}\n"));
 }
 
 /// Begins an import, of which only these bytes are sent; returns its process.

@@ -833,7 +833,7 @@ fn an_unresponsive_pager_is_killed() {
          exec {0}/real/jiffy-pager \"$@\"\n",
         lib.display()
     );
-    crate::daemon::install(&lib.join("jiffy-pager"), &script);
+    jiffy_sys::testing::write_program(&lib.join("jiffy-pager"), &script);
     daemon.up();
     daemon.run_detached(named("box", counter()));
     snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();

@@ -285,12 +285,7 @@ fn the_process_that_reads_from_a_registry_is_confined_and_credential_helpers_run
          printf '{{\"Username\":\"{USER}\",\"Secret\":\"{PASSWORD}\"}}'\n",
         folder.path().join("seen").display()
     );
-    // Another process writes it: between fork and exec, a child of another test may have the file
-    // open for writing, and then it can't be executed.
-    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
-    let mut shell = std::process::Command::new("sh");
-    let written = shell.args(["-c", write]).arg(&helper).arg(script).status();
-    assert!(written.unwrap().success());
+    jiffy_sys::testing::write_program(&helper, &script);
     let config = folder.path().join("config.json");
     let helpers = serde_json::json!({ "credHelpers": { registry.host(): "test" } });
     fs::write(&config, helpers.to_string()).unwrap();

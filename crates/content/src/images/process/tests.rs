@@ -4,7 +4,6 @@ use super::*;
 use jiffy_wire::import::{Answer, Failure};
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::process::Command;
 
 struct Watched {
     cancelled: Cell<bool>,
@@ -59,12 +58,7 @@ impl Trial {
             text.push_str(&format!("{name}='{octal}'\n"));
         }
         text.push_str(script);
-        // A separate process writes it: a test in another thread may fork while this one has the
-        // file open for writing, and exec would fail with ETXTBSY.
-        let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
-        let mut shell = Command::new("sh");
-        let written = shell.args(["-c", write]).arg(&program).arg(text).status();
-        assert!(written.unwrap().success());
+        jiffy_sys::testing::write_program(&program, &text);
         let out = self.folder.path().join("out");
         fs::create_dir(&out).unwrap();
         let input = Input {

@@ -3,11 +3,12 @@
 
 mod guest;
 
-use crate::daemon::{Daemon, eventually, install, named, processes};
+use crate::daemon::{Daemon, eventually, named, processes};
 use crate::network::enter_namespace;
 use crate::snapshots::counter;
 use crate::standby::{golden, run, says, standby};
 use guest::{Guest, interface};
+use jiffy_sys::testing::write_program;
 use jiffy_wire::api::{
     CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Network, NetworkPolicy, NetworkUse, Origin,
     Vm, VmState,
@@ -350,12 +351,12 @@ fn without_a_passt_that_works_vms_have_no_network() {
     };
     let none = why(&mut daemon);
     assert!(none.contains("apt install passt"), "{none}");
-    install(&program, "#!/bin/sh\necho no namespaces >&2\nexit 1\n");
+    write_program(&program, "#!/bin/sh\necho no namespaces >&2\nexit 1\n");
     let fails = why(&mut daemon);
     assert!(fails.contains("passt says \"no namespaces\""), "{fails}");
     // One that works at first, and fails for a VM.
     let fails_later = "#!/bin/sh\n[ -e $0.used ] && echo later >&2 && exit 1\n: > $0.used\n";
-    install(&program, fails_later);
+    write_program(&program, fails_later);
     begin_with(&mut daemon, "passt", Some(&programs));
     let refused = daemon
         .run_detached(named("web", counter()))

@@ -193,7 +193,6 @@ impl Drop for Starting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
 
     #[test]
     fn ports_are_passed_in_passts_form() {
@@ -212,12 +211,7 @@ mod tests {
             "{error}"
         );
         let says = |script: &str| {
-            // Another process writes it: one that is open for writing, even in a child that another
-            // test forks meanwhile, can't be executed.
-            let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
-            let mut shell = Command::new("sh");
-            let shell = shell.args(["-c", write]).arg(&program).arg(script);
-            assert!(shell.status().unwrap().success());
+            jiffy_sys::testing::write_program(&program, &format!("#!/bin/sh\n{script}\n"));
             let (_socket, starting) =
                 start(&program, &[], &Resolving::default(), GATEWAY_MAC).unwrap();
             starting.settle()
