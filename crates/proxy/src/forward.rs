@@ -293,9 +293,11 @@ fn upstream_error(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
     if error.is_user() && is_of_body {
         return Refusal::damaged_body();
     }
+    let cause = error.source().map(|source| format!(": {source}"));
     Refusal::bad_gateway(format!(
-        "Port {port} of the VM {} does not answer in HTTP: {error}.",
-        vm.name
+        "Port {port} of the VM {} does not answer in HTTP: {error}{}.",
+        vm.name,
+        cause.unwrap_or_default()
     ))
 }
 

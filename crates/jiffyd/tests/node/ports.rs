@@ -33,13 +33,14 @@ pub fn own_address(how: &str, vm: &Vm) -> String {
     address
 }
 
-/// Listens at port 3000 of the VM's address, with a backlog of a thousand. With 128, the standard
-/// library's backlog, Linux sends SYN cookies to further clients, and takes the end of a stream for
-/// its beginning if at most three bytes before it were dropped.
+/// Listens at port 3000 of the VM's address, with the largest backlog that Linux allows. With 128,
+/// the standard library's, it sends SYN cookies to further clients, and takes the end of a stream
+/// for its beginning if at most three bytes before it were dropped; and it forgets a client that a
+/// full backlog has kept waiting for some seconds, and resets its connection.
 pub fn listen_for(vm: &Vm) -> TcpListener {
     let address = own_address("add", vm);
     let listener = TcpListener::bind(format!("{address}:3000")).expect("the VM's port");
-    rustix::net::listen(&listener, 1000).expect("more places");
+    rustix::net::listen(&listener, i32::MAX).expect("more places");
     listener
 }
 
