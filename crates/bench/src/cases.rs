@@ -46,7 +46,9 @@ pub const RESTORE_SPARE: &str = "restore/spare/128/resumed";
 /// As for 128 MiB, with RAM in a compressed image. The pager has served the image before and has
 /// the working set in memory.
 pub const LAZY: &str = "restore/lazy/128/visible";
-/// The same for the first restore: the working set is fetched at once.
+/// The same of the VM that is restored from a raw file.
+pub const LAZY_SERIAL: &str = "restore/lazy-serial/128/visible";
+/// As [`LAZY`] for the first restore: the working set is fetched at once.
 pub const LAZY_FIRST: &str = "restore/lazy-first/128/visible";
 /// The same with every chunk fetched on demand.
 pub const LAZY_DEMAND: &str = "restore/lazy-demand/128/visible";
@@ -369,10 +371,10 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
         let file = format!("{}.json", name.replace('/', "-"));
         // On one CPU a busy parent would use half of its child's time.
         let initramfs = if name == FORK { INITRAMFS } else { REPEATING };
-        // Peers restore a VM with a serial port only.
-        let devices = match [RESTORE_128, RESTORE_512, RESTORE_4096].contains(&name) {
-            true => vmm_config(BASE_KERNEL),
-            false => usual(BASE_KERNEL),
+        let devices = match name {
+            // Peers restore a VM with a serial port only.
+            RESTORE_128 | RESTORE_512 | RESTORE_4096 | LAZY_SERIAL => vmm_config(BASE_KERNEL),
+            _ => usual(BASE_KERNEL),
         };
         let config = controlled(devices, ram_mib, initramfs);
         let guest = add_config(scratch, &file, &config, files)?;
@@ -382,7 +384,10 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
             kind: kind(guest),
             runs,
             // The second restore reports the written pages; later ones use the report.
-            warm_up: if name == LAZY { 2 } else { 1 },
+            warm_up: match name {
+                LAZY | LAZY_SERIAL => 2,
+                _ => 1,
+            },
         })
     };
     Ok(vec![
@@ -403,6 +408,10 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
             spare: true,
         })?,
         case(LAZY, 128, |config| Kind::Lazy {
+            config,
+            how: LazyMode::Again,
+        })?,
+        case(LAZY_SERIAL, 128, |config| Kind::Lazy {
             config,
             how: LazyMode::Again,
         })?,

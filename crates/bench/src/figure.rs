@@ -190,6 +190,11 @@ pub const GOALS: &[Goal] = &[
     ),
     promise("restore/lazy/128/visible", INSTRUCTIONS, Bound::AtMost(6e6)),
     promise(
+        "restore/lazy-serial/128/visible",
+        INSTRUCTIONS,
+        Bound::AtMost(3.2e6),
+    ),
+    promise(
         "restore/lazy-first/128/visible",
         INSTRUCTIONS,
         Bound::AtMost(12e6),
