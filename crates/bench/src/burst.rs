@@ -2,8 +2,8 @@
 
 use crate::figure::{Clock, Figure};
 use crate::plan::{
-    BURST_WORK, Burst, Case, Kind, LEAST_SHARE, Load, OTHERS, OTHERS_IN_WINDOW, Outcome, Scheduler,
-    Start, WORK,
+    BURST_WORK, Burst, BurstStart, Case, FEWER_RUNS, Kind, LEAST_SHARE, Load, OTHERS,
+    OTHERS_IN_WINDOW, Outcome, Scheduler, WORK,
 };
 use crate::verbs;
 
@@ -11,8 +11,19 @@ use crate::verbs;
 /// request to the first byte of its command's answer.
 pub const PREFIX: &str = "node/burst/";
 
-const SIZES: [u32; 4] = [1, 10, 50, 200];
-const STARTS: [(Start, &str); 2] = [(Start::Golden, "golden"), (Start::Cold, "cold")];
+type Kinds = (
+    BurstStart,
+    &'static str,
+    &'static [u32],
+    &'static [(Load, &'static str)],
+);
+
+/// Those that boot take long.
+const KINDS: [Kinds; 3] = [
+    (BurstStart::Golden, "golden", &[1, 10, 50, 200], &LOADS),
+    (BurstStart::Cold, "cold", &[1, 10, 50], &SOME_LOADS),
+    (BurstStart::Pulled, "pulled", &[1, 10, 50], &SOME_LOADS),
+];
 const LOADS: [(Load, &str); 5] = [
     (Load::Idle, "idle"),
     (Load::Programs, "programs"),
@@ -20,6 +31,7 @@ const LOADS: [(Load, &str); 5] = [
     (Load::Disk, "disk"),
     (Load::Compression, "compression"),
 ];
+const SOME_LOADS: [(Load, &str); 3] = [LOADS[0], LOADS[2], LOADS[3]];
 
 const SCHEDULERS: [(Scheduler, &str); 3] = [
     (Scheduler::Usual, ""),
@@ -27,35 +39,53 @@ const SCHEDULERS: [(Scheduler, &str); 3] = [
     (Scheduler::SchedExt, "/sched-ext"),
 ];
 
-/// Bursts of each size with each load: from golden snapshots by each scheduler, and cold on the
-/// usual kernel.
+/// Bursts of each kind by each scheduler, and those of two owners.
 pub fn cases(runs: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for (scheduler, scheduler_name) in SCHEDULERS {
-        for (start, start_name) in STARTS {
-            if start == Start::Cold && scheduler.needs_sched_ext() {
-                continue;
-            }
-            for (load, load_name) in LOADS {
-                cases.extend(SIZES.map(|size| {
-                    let name = format!("{PREFIX}{size}/{start_name}/{load_name}{scheduler_name}");
-                    let burst = Burst {
-                        size,
-                        start,
-                        load,
-                        scheduler,
-                    };
-                    case(name, burst, runs)
-                }));
+        let mut push = |size, start, owners, load, name: &str| {
+            let burst = Burst {
+                size,
+                start,
+                owners,
+                load,
+                scheduler,
+            };
+            cases.push(case(&format!("{size}/{name}{scheduler_name}"), burst, runs));
+        };
+        for (start, start_name, sizes, loads) in KINDS {
+            for (load, load_name) in loads {
+                for size in sizes {
+                    let name = format!("{start_name}/{load_name}");
+                    push(*size, start, false, *load, &name);
+                }
             }
         }
+        let golden = BurstStart::Golden;
+        push(50, golden, true, Load::Idle, "golden/owners");
+        push(
+            50,
+            golden,
+            true,
+            Load::ManyPrograms,
+            "golden/owners-many-programs",
+        );
     }
     cases
 }
 
-fn case(name: String, burst: Burst, runs: u32) -> Case {
+/// Those of these bursts whose image is pulled.
+pub fn pulled(cases: &[Case]) -> impl Iterator<Item = &Case> {
+    let is_pulled = |case: &&Case| match case.kind {
+        Kind::Burst { burst, .. } => burst.start == BurstStart::Pulled,
+        _ => false,
+    };
+    cases.iter().filter(is_pulled)
+}
+
+fn case(name: &str, burst: Burst, runs: u32) -> Case {
     Case {
-        name,
+        name: format!("{PREFIX}{name}"),
         monitor: "jiffy".into(),
         kind: Kind::Burst {
             burst,
@@ -78,6 +108,8 @@ fn case(name: String, burst: Burst, runs: u32) -> Case {
 /// that other VMs had until the burst's last answer, `…/window` the share in a fixed time that is
 /// longer, `…/least` what the one with the least had then of what the one with the most had,
 /// `…/used` the instructions of everything else in that time, `…/work` the time that a capture took.
+/// `…/fewer` is the time until the last answer to the owner of fewer runs, as a share of that of
+/// the other.
 pub fn figures(outcome: &Outcome) -> Vec<Figure> {
     let (monitor, samples) = (&outcome.monitor, &outcome.samples);
     let figure = |end: &str, counter: &str, clock, unit, scale: f64| {
@@ -99,6 +131,7 @@ pub fn figures(outcome: &Outcome) -> Vec<Figure> {
         ("others", OTHERS, share),
         ("window", OTHERS_IN_WINDOW, share),
         ("least", LEAST_SHARE, share),
+        ("fewer", FEWER_RUNS, share),
         ("used", BURST_WORK, instructions),
         ("work", WORK, instructions),
     ]
@@ -128,7 +161,7 @@ mod tests {
     #[test]
     fn bursts_have_names_of_their_own() {
         let mut names: Vec<String> = cases(20).into_iter().map(|case| case.name).collect();
-        assert!(names.contains(&"node/burst/50/cold/compression".to_owned()));
+        assert!(names.contains(&"node/burst/50/cold/disk".to_owned()));
         names.sort();
         let all = names.len();
         names.dedup();

@@ -184,10 +184,12 @@ fn measure_in(
             cases.extend(verbs::count_cases(runs));
             cases.push(disk::create_root(runs));
             cases.push(disk::clone_root(runs));
+            let bursts = if long { burst::cases(runs) } else { Vec::new() };
             // These cases need a filled registry.
             if [image::FIRST_ANSWER, image::PULLED, image::LAZY]
                 .iter()
                 .any(|case| wanted(&format!("{case} jiffy")))
+                || burst::pulled(&bursts).any(|case| wanted(&case.to_string()))
             {
                 let images = Images::prepare(scratch)?;
                 cases.extend(images.cases(verbs::HAS_GOLDEN, runs));
@@ -198,7 +200,7 @@ fn measure_in(
             // These are last, because they take longer than all others together.
             if long {
                 cases.push(verbs::list_case());
-                cases.extend(burst::cases(runs));
+                cases.extend(bursts);
                 let plain = vmm_config(PLAIN_KERNEL);
                 let kernels = network::Kernels {
                     plain: &plain,

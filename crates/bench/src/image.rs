@@ -41,7 +41,8 @@ pub const PROGRAM: &str = "/usr/bin/docker-registry";
 const STORAGE: &str = "/bench/registry";
 const SYSTEM: &str = "bench/system:1";
 const SMALL: &str = "bench/small:1";
-const SMALL_LAZY: &str = "bench/small-lazy:1";
+/// A small image that is fetched on demand; it has only a shell and `true`.
+pub const SMALL_LAZY: &str = "bench/small-lazy:1";
 
 /// The registry's program, loader and library.
 const FILES: [&str; 3] = [

@@ -222,12 +222,27 @@ pub enum Start {
 pub struct Burst {
     /// Number of runs.
     pub size: u32,
-    /// [`Start::Cold`] or [`Start::Golden`].
-    pub start: Start,
+    /// How their VMs start.
+    pub start: BurstStart,
+    /// Whether two owners request them, one of them a fifth, and the node has room for few at once.
+    pub owners: bool,
     /// What else the node does.
     pub load: Load,
     /// What schedules the node.
     pub scheduler: Scheduler,
+}
+
+/// How the VMs of a burst start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BurstStart {
+    /// From a golden snapshot.
+    Golden,
+    /// They boot.
+    Cold,
+    /// They boot from an image that was pulled just before, and whose blocks the registry sends on
+    /// demand.
+    Pulled,
 }
 
 /// What schedules a node's processors.
@@ -359,6 +374,10 @@ pub const OTHERS: &str = "others_per_mille";
 /// Counter: thousandths of the processor that they had from the burst's request until the window's
 /// end, which is long after its last answer.
 pub const OTHERS_IN_WINDOW: &str = "others_in_window_per_mille";
+
+/// Counter: time until the last answer to the owner who requested fewer runs, in thousandths of
+/// the time until the last to the other.
+pub const FEWER_RUNS: &str = "fewer_runs_per_mille";
 
 /// Counter: least CPU time of one of them in that window, in thousandths of the greatest.
 pub const LEAST_SHARE: &str = "least_share_per_mille";

@@ -3,9 +3,11 @@
 use super::at_once::to_first_byte_of_each;
 use super::many::{idle_ns, pid_of};
 use super::node::{JIFFY, jiffy, output};
-use super::{Running, command, cpu_ns, now_ns, wait_for, wait_until_idle};
+use super::{Running, command, cpu_ns, image, now_ns, wait_for, wait_until_idle};
+use crate::image::{HOST, SMALL_LAZY};
 use crate::plan::{
-    BURST_WORK, Burst, LEAST_SHARE, Load, OTHERS, OTHERS_IN_WINDOW, Sample, Scheduler, Start, WORK,
+    BURST_WORK, Burst, BurstStart, FEWER_RUNS, LEAST_SHARE, Load, OTHERS, OTHERS_IN_WINDOW, Sample,
+    Scheduler, WORK,
 };
 use anyhow::{Context, Result, anyhow, ensure};
 use std::collections::BTreeMap;
@@ -24,18 +26,28 @@ const BEFORE: Duration = Duration::from_millis(50);
 /// Copies of 1.35 MiB of text in the memory of the VM that is captured.
 const COPIES: u32 = 30;
 const SNAPSHOT: &str = "burst-snapshot";
+/// Runs of the usual size for which the machine has room at once.
+const ROOM: u32 = 50;
+/// Of two owners one requests every fifth run.
+const EVERY: usize = 5;
+/// RAM of the VMs of two owners: the machine has room for some ten.
+const LARGE: &str = "--memory=640M";
 
 /// Requests the runs of a burst at once; returns one sample of each. Run 0 starts the daemon and
 /// leaves a golden snapshot.
 pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
-    if run == 0 {
-        jiffy(&["run", "--rm", "--", "true"])?;
-        return Ok(Vec::new());
-    }
-    wait_for(once)?;
     let Burst {
         size, start, load, ..
     } = burst;
+    if run == 0 {
+        let memory = burst.owners.then_some(LARGE);
+        jiffy(&[&["run", "--rm"], memory.as_slice(), &["--", "true"]].concat())?;
+        return Ok(Vec::new());
+    }
+    wait_for(once)?;
+    let pulled = format!("{HOST}/{SMALL_LAZY}");
+    let registry = (start == BurstStart::Pulled).then(|| image::pull(&pulled));
+    let _registry = registry.transpose()?;
     let vms = numbered("burst", size);
     let others = match load {
         Load::Idle => Vec::new(),
@@ -47,9 +59,14 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     let measured = prepare(load, &others, run).and_then(|()| {
         // Spares and standbys are prepared again.
         wait_until_idle()?;
-        let argvs: Vec<Vec<String>> = vms.iter().map(|vm| argv(vm, start)).collect();
+        let argvs = (1..).zip(&vms).map(|(number, vm)| argv(burst, number, vm));
+        let argvs: Vec<Vec<String>> = argvs.collect();
         check_scheduler(burst.scheduler)?;
-        let samples = measure(&argvs, load, &others)?;
+        let mut samples = measure(&argvs, load, &others)?;
+        if burst.owners {
+            let share = fewer_runs(&samples);
+            samples[0].counters.insert(FEWER_RUNS.into(), share);
+        }
         // A policy that fails ends without another sign.
         check_scheduler(burst.scheduler)?;
         Ok(samples)
@@ -59,6 +76,9 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
         let _ = output(&["rm", "--force", vm]);
     }
     let _ = output(&["snapshot", "rm", SNAPSHOT]);
+    if start == BurstStart::Pulled {
+        jiffy(&["image", "rm", &pulled])?;
+    }
     measured
 }
 
@@ -79,15 +99,45 @@ fn numbered(name: &str, count: u32) -> Vec<String> {
         .collect()
 }
 
-/// A command whose VM stays until it is removed, so that no VM ends during the burst.
-fn argv(vm: &str, start: Start) -> Vec<String> {
-    let script = "echo J; exec sleep 1000";
+/// A command whose VM stays until it is removed, so that no VM ends during the burst, unless the
+/// machine has no room for all.
+fn argv(burst: Burst, number: usize, vm: &str) -> Vec<String> {
     let mut argv = vec![JIFFY, "run", "--name", vm];
-    if start == Start::Cold {
+    if burst.owners {
+        argv.extend([
+            LARGE,
+            "--owner",
+            if is_fewer(number) { "fewer" } else { "more" },
+        ]);
+    }
+    if burst.start != BurstStart::Golden {
         argv.push("--cold");
     }
+    let pulled = format!("{HOST}/{SMALL_LAZY}");
+    if burst.start == BurstStart::Pulled {
+        argv.push(&pulled);
+    }
+    let script = match burst.owners || burst.size > ROOM {
+        true => "echo J",
+        false => "echo J; exec /bin/busybox sleep 1000",
+    };
     argv.extend(["--", "sh", "-c", script]);
     argv.into_iter().map(String::from).collect()
+}
+
+/// Whether the run with this number, from 1, is of the owner who requests fewer.
+fn is_fewer(number: usize) -> bool {
+    number.is_multiple_of(EVERY)
+}
+
+/// See [`FEWER_RUNS`].
+fn fewer_runs(samples: &[Sample]) -> u64 {
+    let last = |fewer: bool| {
+        let numbered = (1..).zip(samples);
+        let theirs = numbered.filter(|(number, _)| is_fewer(*number) == fewer);
+        theirs.map(|(_, sample)| sample.nanoseconds).max()
+    };
+    last(true).unwrap_or(0) * 1000 / last(false).unwrap_or(1).max(1)
 }
 
 /// Starts the VMs of the other work.
@@ -216,5 +266,24 @@ impl Moment {
             counters.insert(LEAST_SHARE.into(), per_mille(*least, *most));
         }
         counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_answers_to_two_owners_are_compared() {
+        let samples = |times: &[u64]| -> Vec<Sample> {
+            let sample = |nanoseconds: &u64| Sample {
+                nanoseconds: *nanoseconds,
+                ..Sample::default()
+            };
+            times.iter().map(sample).collect()
+        };
+        // Every fifth is of the owner who requests fewer.
+        assert_eq!(fewer_runs(&samples(&[10, 80, 20, 30, 40])), 500);
+        assert_eq!(fewer_runs(&samples(&[10, 20, 20, 30, 40, 10])), 1333);
     }
 }
