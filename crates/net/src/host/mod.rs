@@ -21,6 +21,7 @@ use crate::netlink::Channel;
 use crate::policy::publish::Publish;
 use crate::policy::{Access, Policy, Protocol};
 use crate::pool::{Pool, Ranges};
+use crate::rules::table::NAME_PORT;
 use crate::rules::{Counted, GuestRules, Rules};
 use crate::{Cidr, Error, VmId};
 use forwarding::Forwarding;
@@ -443,10 +444,15 @@ impl Host {
         };
         let is_vm = |it: IpAddr| ranges.v4().contains(it) || ranges.v6().contains(it);
         let gateway = |it: IpAddr| it == ranges.gateway() || it == ranges.gateway6();
+        let own = links::found::all_addresses(&mut self.route)?;
+        let own: BTreeSet<IpAddr> = own.into_iter().map(|(_, address, _)| address).collect();
         let unwanted = |it: &Connection| {
             if mine(it.source) {
-                let permitted = match it.destination {
-                    to if gateway(to) => true,
+                let permitted = match it.answers {
+                    to if gateway(to) && it.port == NAME_PORT => true,
+                    to if gateway(to) || own.contains(&to) => {
+                        guest.policy.permits_host(it.protocol, it.port)
+                    }
                     to if is_vm(to) => peers.contains(&to),
                     to => guest.policy.permits(to, it.protocol, it.port) || by_name(to, it),
                 };

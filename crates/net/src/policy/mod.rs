@@ -78,6 +78,12 @@ impl Policy {
         listed(&self.allow) || !(listed(&self.deny) || closed().any(|it| it.contains(address)))
     }
 
+    /// Is a connection to this port of the host itself permitted?
+    pub fn permits_host(&self, protocol: u8, port: u16) -> bool {
+        let covers = |it: &Rule| it.to == Target::Host && it.access().covers(protocol, port);
+        self.allow.iter().any(covers)
+    }
+
     fn domains<'a>(&self, rules: &'a [Rule]) -> impl Iterator<Item = (&'a Domain, &'a Rule)> {
         rules.iter().filter_map(|it| match &it.to {
             Target::Domain(domain) => Some((domain, it)),

@@ -79,7 +79,8 @@ pub(super) const CHAINS: [&str; 12] = [
     OVER,
 ];
 
-const NAME_PORT: u16 = 53;
+/// The port at which VMs ask the node's name server.
+pub(crate) const NAME_PORT: u16 = 53;
 
 /// A VM's packets to the name server. What comes at once is a small part of its sockets' queue.
 const NEW_QUERIES: Each = Each::Over {

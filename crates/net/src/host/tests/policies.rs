@@ -57,7 +57,12 @@ fn vms_of_a_network_reach_each_other_until_it_is_removed() {
 
 #[test]
 fn a_policy_applies_and_changes_with_connections_open() {
+    /// A private address of the host.
+    const OWN: &str = "10.88.0.1";
     let world = World::new();
+    world
+        .host
+        .run(|| configure(|batch| address(batch, index("up0"), OWN, 32)));
     let (mut host, _) = open(&world);
     let mut own = on_host(&world, || spec(&mut host, 1));
     own.policy = policy(
@@ -86,21 +91,19 @@ fn a_policy_applies_and_changes_with_connections_open() {
         [(PUBLIC, 80), (PUBLIC, 8000), (PRIVATE, 80), (HOST, 8000)]
     );
     // An open connection ends when the rule that allowed it is removed.
-    let talk = |address: &str| {
+    let talk = |server: &Namespace, address: &str| {
         let at = std::net::SocketAddr::new(address.parse().expect("an address"), 7);
-        let listener = world
-            .outside
-            .run(|| std::net::TcpListener::bind(at).expect("a port"));
+        let listener = server.run(|| std::net::TcpListener::bind(at).expect("a port"));
         let stream = guest
             .namespace
             .run(|| std::net::TcpStream::connect_timeout(&at, TIMEOUT).expect("connected"));
         (listener.accept().expect("a connection").0, stream, listener)
     };
-    own.policy = policy(&["10.77.0.1"], &[]);
+    own.policy = policy(&["10.77.0.1", "host:7"], &[]);
     on_host(&world, || host.change(&own).expect("changed"));
-    let (private, public) = (talk(PRIVATE), talk(PUBLIC));
-    own.policy = Policy::default();
-    on_host(&world, || host.change(&own).expect("changed"));
+    let (private, public) = (talk(&world.outside, PRIVATE), talk(&world.outside, PUBLIC));
+    let gateway = guest.addresses.gateway.to_string();
+    let of_host = [HOST, OWN, &gateway].map(|it| talk(&world.host, it));
     let arrives = |(far, near, _): &(std::net::TcpStream, std::net::TcpStream, _), within| {
         use std::io::{Read, Write};
         let (mut far, mut near) = (far, near);
@@ -108,8 +111,15 @@ fn a_policy_applies_and_changes_with_connections_open() {
         let _ = near.write_all(b"x");
         far.read_exact(&mut [0]).is_ok()
     };
-    assert!(arrives(&public, TIMEOUT));
+    // Those to the host stay, also to a private address of it, as long as they are allowed.
+    own.policy = policy(&["host:7"], &[]);
+    on_host(&world, || host.change(&own).expect("changed"));
     assert!(!arrives(&private, SILENCE));
+    assert!(of_host.iter().all(|it| arrives(it, TIMEOUT)));
+    own.policy = Policy::default();
+    on_host(&world, || host.change(&own).expect("changed"));
+    assert!(arrives(&public, TIMEOUT));
+    assert!(!of_host.iter().any(|it| arrives(it, SILENCE)));
     assert_eq!(
         reached(&guest),
         [(PUBLIC, 25), (PUBLIC, 80), (PUBLIC, 81), (PUBLIC, 8000)]
