@@ -52,13 +52,7 @@ fn check_mount(what: &str, path: &str) -> Result<()> {
 
 /// Checks the folders of the host that a VM shares, except whether they exist.
 pub fn check_folders(folders: &[FolderUse]) -> Result<()> {
-    if folders.len() > MAX_FOLDERS {
-        return Err(Error::invalid(format!(
-            "A VM can't share {} folders of the host; it shares at most {MAX_FOLDERS}.",
-            folders.len()
-        )));
-    }
-    for (index, folder) in folders.iter().enumerate() {
+    for folder in folders {
         let source = &folder.source;
         if !source.starts_with('/') || source.len() > MAX_PATH || source.contains('\0') {
             let shown: String = source.chars().take(64).collect();
@@ -66,7 +60,20 @@ pub fn check_folders(folders: &[FolderUse]) -> Result<()> {
                 "{shown:?} can't be shared with a VM: the folder needs an absolute path."
             )));
         }
-        check_mount(&format!("The folder {source}"), &folder.mount)?;
+    }
+    check_places(folders)
+}
+
+/// Checks where in the guest folders are mounted.
+pub fn check_places(folders: &[FolderUse]) -> Result<()> {
+    if folders.len() > MAX_FOLDERS {
+        return Err(Error::invalid(format!(
+            "A VM can't share {} folders of the host; it shares at most {MAX_FOLDERS}.",
+            folders.len()
+        )));
+    }
+    for (index, folder) in folders.iter().enumerate() {
+        check_mount(&format!("The folder {}", folder.source), &folder.mount)?;
         let mount = folder.mount.trim_end_matches('/');
         let same = |other: &FolderUse| other.mount.trim_end_matches('/') == mount;
         if folders[..index].iter().any(same) {

@@ -124,7 +124,7 @@ extern void scx_bpf_dsq_insert_vtime(struct task_struct *p, u64 dsq, u64 slice, 
 extern _Bool scx_bpf_consume(u64 dsq) WEAK_KFUNC;
 extern _Bool scx_bpf_dsq_move_to_local(u64 dsq) WEAK_KFUNC;
 
-/* What the daemon told about a process; crates/sched/src/policy.rs writes the same. */
+/* What the daemon told about a process; crates/sched/src/told.rs writes the same. */
 struct told {
 	u64 sequence;	/* of launches */
 	u64 budget;	/* CPU time of a launch that is left, ns */

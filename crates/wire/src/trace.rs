@@ -8,7 +8,7 @@ use alloc::{format, string::String};
 /// The trace port's number. Writing one byte marks an event.
 pub const TRACE_PORT: u16 = 0x0a4a;
 
-/// The kernel's first instructions (only kernels with Jiffy's patch write it).
+/// The kernel's first instructions (only kernels made to measure them write it).
 pub const MARK_KERNEL_ENTRY: u8 = 0x01;
 /// The first instructions of PID 1.
 pub const MARK_PID1: u8 = 0x10;

@@ -24,7 +24,7 @@ pub struct Serve {
     /// Unix socket to listen on; it is removed when the server ends
     #[arg(long, value_name = "SOCKET", value_hint = ValueHint::AnyPath)]
     pub vhost_user: PathBuf,
-    /// Refuse writes; the default for images
+    /// Refuse writes, as without --writable
     #[arg(long, conflicts_with = "writable")]
     pub read_only: bool,
     /// Let guests write to the file

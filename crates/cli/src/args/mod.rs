@@ -220,7 +220,7 @@ pub struct Exec {
 /// `jiffy ps`
 #[derive(Debug, Args)]
 pub struct Ps {
-    /// Also list VMs that do not run
+    /// Also list VMs that have exited or were never started
     #[arg(short, long)]
     pub all: bool,
     /// Print only ids

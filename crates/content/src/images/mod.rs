@@ -512,10 +512,14 @@ impl Images {
             image.stored += self.chunks.stored(id);
         }
         if !folder.join(ROOT).exists() {
-            let cache = lazy::cache_in(&self.disks, &record.chunks).join(CONTENTS);
-            let here = fs::metadata(cache).map_or(0, |data| data.blocks() * 512);
+            let cache = lazy::cache_in(&self.disks, &record.chunks);
+            let here = fs::metadata(cache.join(CONTENTS)).map_or(0, |data| data.blocks() * 512);
             image.stored += here;
-            image.present = here.min(record.size);
+            // Zeros of a full cache take no blocks.
+            image.present = match jiffy_store::disk_cache::is_full(&cache) {
+                true => record.size,
+                false => here.min(record.size),
+            };
         }
         image
     }

@@ -16,7 +16,7 @@
 //! something is given back, so it is not overtaken by one that needs less. A new request checks at
 //! once if it is the first. A capture waits beside the queue (`beside`). Background work
 //! ([`Room::reserve_background`]) never waits and never delays a request. A spare VMM reserves
-//! nothing: its 16 MiB belong to the VM that takes it. `reserved` is what a VM has.
+//! nothing: its 20 MiB belong to the VM that takes it. `reserved` is what a VM has.
 
 mod amount;
 mod background;

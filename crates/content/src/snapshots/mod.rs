@@ -12,6 +12,8 @@
 //! | `root.erofs` | a hard link to the image's file: the image can be removed |
 //! | `volumes/NAME.img` | a clone of each volume |
 //! | `prefault.json` | of a golden snapshot: ranges that a guest writes to soon after a restore |
+//! | `accessed.json` | of a golden snapshot: ranges that a guest reads soon after a restore |
+//! | `origins.json` | of a pulled snapshot: where missing chunks of its RAM come from |
 //! | `recording` | which chunks the first restore touched |
 //!
 //! Blocks of RAM that are in `root.erofs` are not stored in `ram.image`, which refers to them.

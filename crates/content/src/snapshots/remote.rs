@@ -88,10 +88,11 @@ impl SnapshotArtifact {
         let read = SnapshotArtifact::from(read);
         let wrong = |what: &str| Err(Error::invalid(format!("The snapshot {what}.")));
         let spec = &read.manifest.spec;
-        if !spec.folders.is_empty() {
-            // They would be folders of this host.
-            return wrong("shares folders of its host, which no snapshot does");
+        if spec.folders.iter().any(|folder| !folder.source.is_empty()) {
+            // It would be a folder of this host.
+            return wrong("names a folder of its host, which no snapshot does");
         }
+        crate::checks::check_places(&spec.folders)?;
         crate::checks::check_volumes(&spec.disks)?;
         let names = spec.disks.iter().map(|disk| &disk.name);
         if !names.eq(read.volumes.iter().map(|volume| &volume.name)) || spec.own_volumes {
@@ -203,14 +204,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_that_names_folders_of_this_host_is_refused() {
+    fn a_snapshot_may_say_where_folders_were_but_not_which() {
         let golden = include_str!("../../golden/snapshot-artifact-1.json");
-        let folders = r#""folders":[{"source":"/","mount":"/host"}],"kernel":"#;
-        let hostile = golden.replacen(r#""kernel":"#, folders, 1);
-        assert_ne!(golden, hostile);
-        let error = SnapshotArtifact::read(hostile.as_bytes())
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("shares folders"), "{error}");
+        let read = |folders: &str| {
+            let folders = format!(r#""folders":[{folders}],"kernel":"#);
+            let artifact = golden.replacen(r#""kernel":"#, &folders, 1);
+            assert_ne!(golden, artifact);
+            SnapshotArtifact::read(artifact.as_bytes())
+        };
+        let place = r#"{"source":"","mount":"/src"}"#;
+        let mounts = read(place).unwrap().manifest.spec.folders;
+        assert_eq!(mounts[0].mount, "/src");
+        let refused = |folders: &str| read(folders).unwrap_err().to_string();
+        let error = refused(r#"{"source":"/","mount":"/host"}"#);
+        assert!(error.contains("names a folder of its host"), "{error}");
+        refused(r#"{"source":"","mount":"src"}"#);
+        refused(&format!("{place},{place}"));
+        refused(&[place; 100].join(","));
     }
 }

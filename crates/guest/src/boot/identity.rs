@@ -10,8 +10,8 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
 
-/// Largest /etc/hosts that is compared, bytes; those that init writes are smaller.
-const LARGEST_HOSTS: usize = 4096;
+/// Largest /etc/hosts that is changed, bytes. Lists of blocked names have some MiB.
+const LARGEST_HOSTS: usize = 16 << 20;
 
 const HOSTS: &str = "/etc/hosts";
 const MACHINE_ID: &str = "/etc/machine-id";
@@ -41,7 +41,13 @@ pub fn reconfigure(old: &GuestConfig, new: &GuestConfig, report: &mut Report) {
             let mut content = hosts(new)?;
             // Lines that others added stay. A file that lacks one of init's lines is the image's
             // own, and only a network replaces it.
-            if let Ok(present) = files::read_text(HOSTS, LARGEST_HOSTS) {
+            let present = match files::read_text(HOSTS, LARGEST_HOSTS) {
+                Err(Errno::FBIG) => {
+                    return Err(format!("{HOSTS} is too large; it stays as it is"));
+                }
+                other => other.ok(),
+            };
+            if let Some(present) = present {
                 let ours = hosts(old)?;
                 let is_ours = |line: &&str| ours.lines().any(|own| own == *line);
                 let is_init = |own: &str| present.lines().any(|line| line == own);

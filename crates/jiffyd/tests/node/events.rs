@@ -4,7 +4,7 @@ use crate::daemon::{Daemon, named, shell, tar_of, vm};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{
     Action, CreateVm, ErrorKind, Event, Hibernated, Limits, MakeSnapshot, MakeVolume, SnapshotMade,
-    Subject, Vm, VmState,
+    Subject, Vm, VmState, VolumeUse,
 };
 use jiffy_wire::vmm::DiskLimit;
 use std::io::{BufRead, BufReader, Write};
@@ -103,8 +103,19 @@ fn images_snapshots_volumes_and_limits_are_told() {
     // What failed is not told.
     daemon.delete("/v1/images/mine").error(ErrorKind::NotFound);
 
-    let run = named("web", vm(shell("sleep 60")));
+    let run = CreateVm {
+        disks: vec![VolumeUse {
+            name: "scratch".into(),
+            size_mib: Some(8),
+            ..VolumeUse::default()
+        }],
+        ..named("web", vm(shell("sleep 60")))
+    };
     daemon.run_detached(run).json::<Vm>();
+    events
+        .find(|event| event.subject == Subject::Volume)
+        .filter(|event| (event.action, event.name.as_str()) == (Action::Created, "scratch"))
+        .expect("the volume that was missing is told");
     events
         .find(|event| event.action == Action::Running)
         .expect("it runs");

@@ -212,7 +212,10 @@ impl Node {
         }
         if image.is_some() {
             // Last, after all slow steps: other VMs can use the new volumes at once.
-            block_in_place(|| self.volumes.create_missing(&vm.spec.disks))?;
+            let made = block_in_place(|| self.volumes.create_missing(&vm.spec.disks))?;
+            for name in &made {
+                self.volume_changed(name, Action::Created);
+            }
         }
         Ok(())
     }

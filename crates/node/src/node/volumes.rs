@@ -31,7 +31,7 @@ impl Node {
         self.volume(name)
     }
 
-    fn volume_changed(&self, name: &str, action: Action) {
+    pub(super) fn volume_changed(&self, name: &str, action: Action) {
         self.host.events.publish(Subject::Volume, action, name);
     }
 

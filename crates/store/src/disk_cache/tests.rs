@@ -57,6 +57,13 @@ fn the_last_chunk_is_cut_to_whole_blocks() {
     assert!(is_full(&path));
     bytes.resize(3 * CHUNK, 0);
     assert_eq!(fs::read(path.join(CONTENTS)).unwrap(), bytes);
+    // Bits after that of the last chunk have no meaning.
+    let map = fs::OpenOptions::new().write(true).open(path.join(PRESENT));
+    let map = map.unwrap();
+    for (bits, expected) in [(0b11, true), (0b10, false)] {
+        map.write_all_at(&[bits], MAP_HEADER as u64).unwrap();
+        assert_eq!(is_full(&path), expected, "{bits:b}");
+    }
 }
 
 #[test]

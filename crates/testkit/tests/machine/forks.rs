@@ -62,6 +62,9 @@ fn three_forked_children_have_new_identities_and_run_on() {
     let jiffy = jiffy();
     jiffy.witness("parent", &[], "count /tmp/n");
     jiffy.wait_for_count_above("parent", 2);
+    // As a list of blocked names does, more than a page.
+    let block = "for n in $(seq 300); do echo \"0.0.0.0 blocked-$n.example\"; done >> /etc/hosts";
+    jiffy.ok(&["exec", "parent", "sh", "-c", block]);
     let children = jiffy.ok(&["fork", "parent", "-n", "3", "--name", "child"]);
     assert_eq!(children, "child-1\nchild-2\nchild-3");
     let counted = jiffy.counted("parent");
@@ -85,6 +88,11 @@ fn three_forked_children_have_new_identities_and_run_on() {
             let shared: Vec<_> = one.iter().zip(other).filter(|(a, b)| a == b).collect();
             assert!(shared.is_empty(), "{one:?} and {other:?}");
         }
+    }
+    for vm in all {
+        let hosts = jiffy.ok(&["exec", vm, "cat", "/etc/hosts"]);
+        assert_eq!(hosts.matches("blocked-").count(), 300, "{vm}: {hosts}");
+        assert!(hosts.contains(&format!("\t{vm}\n")), "{vm}: {hosts}");
     }
     assert_eq!(jiffy.inspect("child-2")["origin"]["forked_from"], "parent");
     // Each has its own command: when one ends, the others run on.

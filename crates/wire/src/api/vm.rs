@@ -42,7 +42,7 @@ pub struct CreateVm {
     /// Volumes, beginning with `/dev/vdb`.
     #[serde(default)]
     pub disks: Vec<VolumeUse>,
-    /// Folders of the node's host, as mounts in the guest. A VM with one can't be captured.
+    /// Folders of the node's host, as mounts in the guest. A VM can be captured if each says so.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub folders: Vec<FolderUse>,
     /// Disk for changes of the root file system; `None` keeps them in the guest's memory.
