@@ -15,8 +15,8 @@ use std::ops::RangeInclusive;
 const MAX_CPUS: u8 = 32;
 /// Least RAM of a VM, in MiB.
 const MIN_MEMORY: u32 = 64;
-/// Most RAM of a VM: 16 TiB, in MiB.
-const MAX_MEMORY: u32 = 16 << 20;
+/// Most RAM of a VM: 512 GiB, in MiB, as the VMM has it (`docs/guest-interface.md`).
+const MAX_MEMORY: u32 = 512 << 10;
 /// How many times its memory a VM may have at most.
 const MEMORY_SPAN: u32 = 16;
 /// Longest text of a command, with its environment, in bytes.

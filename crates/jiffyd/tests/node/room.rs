@@ -74,12 +74,12 @@ fn a_vm_larger_than_the_host_is_refused_with_numbers() {
     let daemon = Daemon::start();
     let error = daemon
         .try_run(CreateVm {
-            memory_mib: Some(16 << 20),
+            memory_mib: Some(512 << 10),
             ..vm(command(&["true"]))
         })
         .unwrap_err()
         .error(ErrorKind::NoRoom);
-    assert!(error.message.contains("16777216 MiB"), "{}", error.message);
+    assert!(error.message.contains("524288 MiB"), "{}", error.message);
     assert!(error.hint.is_some());
     daemon.assert_nothing_left();
 }

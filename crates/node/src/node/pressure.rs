@@ -128,7 +128,10 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
 impl Node {
     fn assess(&self, reserve: u64, vms: &[Arc<VmHandle>]) -> (Relief, Growing) {
         let host = std::thread::available_parallelism().map_or(1, usize::from);
-        let vcpus: u64 = vms.iter().map(|vm| u64::from(vm.spec.cpus)).sum();
+        let vcpus: u64 = vms
+            .iter()
+            .map(|vm| u64::from(vm.view.borrow().vm.cpus))
+            .sum();
         // If MemAvailable can't be read, nothing is assumed to be short.
         let available = self.host.room.host_memory();
         let available = available.map_or(u64::MAX, |memory| memory.available);
