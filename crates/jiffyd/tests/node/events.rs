@@ -1,6 +1,6 @@
 //! The stream of events.
 
-use crate::daemon::{Daemon, named, shell, tar_of, vm};
+use crate::daemon::{Daemon, command, named, shell, tar_of, vm};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{
     Action, CreateVm, ErrorKind, Event, Hibernated, Limits, MakeSnapshot, MakeVolume, SnapshotMade,
@@ -109,15 +109,17 @@ fn images_snapshots_volumes_and_limits_are_told() {
             size_mib: Some(8),
             ..VolumeUse::default()
         }],
-        ..named("web", vm(shell("sleep 60")))
+        ..named("box", vm(command(&["true"])))
     };
-    daemon.run_detached(run).json::<Vm>();
+    daemon.run(run).finish();
     events
         .find(|event| event.subject == Subject::Volume)
         .filter(|event| (event.action, event.name.as_str()) == (Action::Created, "scratch"))
         .expect("the volume that was missing is told");
+    let run = named("web", vm(shell("sleep 60")));
+    daemon.run_detached(run).json::<Vm>();
     events
-        .find(|event| event.action == Action::Running)
+        .find(|event| (event.action, event.name.as_str()) == (Action::Running, "web"))
         .expect("it runs");
     let make = MakeSnapshot {
         name: "warm".into(),
