@@ -81,7 +81,7 @@ async fn file_of_image(context: &Context, serve: &Serve) -> Result<PathBuf> {
             "only {} of {} bytes of the image {shown} are stored here",
             image.present, image.size
         ))
-        .hint("fetch the rest with `jiffy image pull`"));
+        .hint("a snapshot of a VM that was started from it fetches the rest"));
     }
     image.file.ok_or_else(|| {
         Failure::new(format!(
