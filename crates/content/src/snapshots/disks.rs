@@ -45,6 +45,7 @@ pub fn cut_root(
     image: &[String],
     folder: &Path,
 ) -> Result<(String, FileToPush)> {
+    size_to_push(disk, "root disk")?;
     cut(
         disk,
         parents(kind, image).first(),
@@ -61,16 +62,22 @@ pub fn cut_volume(
     chunks: (&Chunks, &Room),
     folder: &Path,
 ) -> Result<(VolumeArtifact, FileToPush)> {
-    let failed = |error: io::Error| Error::io("look at a volume", disk, &error);
-    let size = fs::metadata(disk).map_err(failed)?.len();
-    if size == 0 || size > MAX_SIZE {
-        return Err(Error::wrong_state(format!(
-            "The snapshot can't be pushed: its volume {name} has {size} bytes; at most {MAX_SIZE} are pushed."
-        )));
-    }
+    let size = size_to_push(disk, &format!("volume {name}"))?;
     let (image, file) = cut(disk, None, chunks, folder, &volume_file(name))?;
     let name = name.to_owned();
     Ok((VolumeArtifact { name, size, image }, file))
+}
+
+/// The size of a disk, unless no disk of that size is pushed.
+fn size_to_push(disk: &Path, what: &str) -> Result<u64> {
+    let failed = |error: io::Error| Error::io("look at a VM's disk", disk, &error);
+    let size = fs::metadata(disk).map_err(failed)?.len();
+    if size == 0 || size > MAX_SIZE {
+        return Err(Error::wrong_state(format!(
+            "The snapshot can't be pushed: its {what} has {size} bytes; at most {MAX_SIZE} are pushed."
+        )));
+    }
+    Ok(size)
 }
 
 fn cut(
@@ -356,6 +363,13 @@ mod tests {
             let refused = stage.pull(&there, kind, id).unwrap_err();
             assert!(refused.0.message.contains("not the one"), "{refused:?}");
         }
+
+        file.set_len(MAX_SIZE + 512).unwrap();
+        let room = Room::default();
+        let chunks = (&stage.chunks, &room);
+        let refused = cut_root(&disk, &kind, chunks, &stage.image, stage.folder.path());
+        let error = refused.unwrap_err();
+        assert!(error.0.message.contains("root disk"), "{error:?}");
     }
 
     #[test]
