@@ -114,6 +114,11 @@ pub struct Pulled<'a> {
     parents: &'a [String],
 }
 
+/// Is all of an image here?
+fn is_whole(chunks: &Chunks, id: &str) -> bool {
+    chunks.has(id) && !chunks.is_partial(id)
+}
+
 #[derive(Clone, Copy)]
 enum Size {
     Exactly(u64),
@@ -197,7 +202,7 @@ impl<'a> Pulled<'a> {
         // Parents that this node has are not fetched.
         for id in self.parents {
             let name = Chunks::file_name(id);
-            match chunks.has(id) && !chunks.is_partial(id) {
+            match is_whole(chunks, id) {
                 true => {
                     let beside = scratch.path().join(name);
                     std::os::unix::fs::symlink(chunks.path(id), beside).map_err(failed)?;
@@ -219,9 +224,14 @@ impl<'a> Pulled<'a> {
         Ok(fetched)
     }
 
-    /// Bytes that are fetched, without its parents.
-    pub fn bytes(&self) -> u64 {
-        self.file.size()
+    /// Bytes that are fetched, with those of its parents that this node lacks.
+    pub fn bytes(&self, chunks: &Chunks) -> Result<u64> {
+        let mut bytes = self.file.size();
+        for id in self.parents.iter().filter(|id| !is_whole(chunks, id)) {
+            let parent = file_of(self.artifact, &Chunks::file_name(id))?;
+            bytes = bytes.saturating_add(parent.size());
+        }
+        Ok(bytes)
     }
 
     /// Bytes that it takes in this folder.
@@ -432,5 +442,10 @@ mod tests {
         let (id, bytes, there) = stage.push(&disk, &kind);
         assert!(bytes < IMAGE_BYTES as u64 / 10, "{bytes}");
         assert!(stage.pull(&there, &kind, &id).unwrap() == changed);
+        // A node without the image fetches it, too.
+        let disk = Pulled::root(&there, &kind, &id, &stage.image).unwrap();
+        assert_eq!(disk.bytes(&stage.chunks).unwrap(), bytes);
+        let none = Chunks::new(stage.folder.path().join("none"));
+        assert!(disk.bytes(&none).unwrap() > IMAGE_BYTES as u64 / 2);
     }
 }
