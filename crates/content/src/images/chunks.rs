@@ -207,7 +207,12 @@ impl Chunks {
             .tempdir_in(&self.folder)
             .map_err(|error| cut_failed(root, &error))?;
         let path = draft.path().join("image.jimg");
-        let id = self.write(room, root, parent, boot, &path)?;
+        // A reader follows no more generations: after that many the image is written whole.
+        let has_room = |id: &&str| {
+            let chain = self.with_parents((*id).to_owned());
+            chain.is_ok_and(|chain| chain.len() < MAX_CHAIN)
+        };
+        let id = self.write(room, root, parent.filter(has_room), boot, &path)?;
         let _lease = self.hold(std::slice::from_ref(&id));
         let to = self.path(&id);
         if !to.exists() {
@@ -477,6 +482,22 @@ mod tests {
                 .count(),
             0
         );
+    }
+
+    #[test]
+    fn after_the_most_generations_an_image_is_written_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let chunks = Chunks::new(folder.path().to_owned());
+        let (room, root) = (Room::default(), folder.path().join("root"));
+        let mut parent: Option<String> = None;
+        for generation in 1..=MAX_CHAIN + 2 {
+            fs::write(&root, generation.to_string().repeat(CHUNK as usize)).unwrap();
+            let made = chunks.make(&room, &root, parent.as_deref(), None);
+            let (made, _held) = made.unwrap();
+            assert_eq!(made.len(), (generation - 1) % MAX_CHAIN + 1);
+            chunks.cuts(&made[0]).unwrap();
+            parent = made.into_iter().next();
+        }
     }
 
     #[test]

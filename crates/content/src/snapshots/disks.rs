@@ -45,6 +45,7 @@ pub fn cut_root(
     image: &[String],
     folder: &Path,
 ) -> Result<(String, FileToPush)> {
+    size_to_push(disk, "root disk")?;
     cut(
         disk,
         parents(kind, image).first(),
@@ -61,16 +62,22 @@ pub fn cut_volume(
     chunks: (&Chunks, &Room),
     folder: &Path,
 ) -> Result<(VolumeArtifact, FileToPush)> {
-    let failed = |error: io::Error| Error::io("look at a volume", disk, &error);
-    let size = fs::metadata(disk).map_err(failed)?.len();
-    if size == 0 || size > MAX_SIZE {
-        return Err(Error::wrong_state(format!(
-            "The snapshot can't be pushed: its volume {name} has {size} bytes; at most {MAX_SIZE} are pushed."
-        )));
-    }
+    let size = size_to_push(disk, &format!("volume {name}"))?;
     let (image, file) = cut(disk, None, chunks, folder, &volume_file(name))?;
     let name = name.to_owned();
     Ok((VolumeArtifact { name, size, image }, file))
+}
+
+/// The size of a disk, unless no disk of that size is pushed.
+fn size_to_push(disk: &Path, what: &str) -> Result<u64> {
+    let failed = |error: io::Error| Error::io("look at a VM's disk", disk, &error);
+    let size = fs::metadata(disk).map_err(failed)?.len();
+    if size == 0 || size > MAX_SIZE {
+        return Err(Error::wrong_state(format!(
+            "The snapshot can't be pushed: its {what} has {size} bytes; at most {MAX_SIZE} are pushed."
+        )));
+    }
+    Ok(size)
 }
 
 fn cut(
@@ -105,6 +112,11 @@ pub struct Pulled<'a> {
     id: &'a str,
     size: Size,
     parents: &'a [String],
+}
+
+/// Is all of an image here?
+fn is_whole(chunks: &Chunks, id: &str) -> bool {
+    chunks.has(id) && !chunks.is_partial(id)
 }
 
 #[derive(Clone, Copy)]
@@ -190,7 +202,7 @@ impl<'a> Pulled<'a> {
         // Parents that this node has are not fetched.
         for id in self.parents {
             let name = Chunks::file_name(id);
-            match chunks.has(id) && !chunks.is_partial(id) {
+            match is_whole(chunks, id) {
                 true => {
                     let beside = scratch.path().join(name);
                     std::os::unix::fs::symlink(chunks.path(id), beside).map_err(failed)?;
@@ -212,9 +224,14 @@ impl<'a> Pulled<'a> {
         Ok(fetched)
     }
 
-    /// Bytes that are fetched, without its parents.
-    pub fn bytes(&self) -> u64 {
-        self.file.size()
+    /// Bytes that are fetched, with those of its parents that this node lacks.
+    pub fn bytes(&self, chunks: &Chunks) -> Result<u64> {
+        let mut bytes = self.file.size();
+        for id in self.parents.iter().filter(|id| !is_whole(chunks, id)) {
+            let parent = file_of(self.artifact, &Chunks::file_name(id))?;
+            bytes = bytes.saturating_add(parent.size());
+        }
+        Ok(bytes)
     }
 
     /// Bytes that it takes in this folder.
@@ -356,6 +373,13 @@ mod tests {
             let refused = stage.pull(&there, kind, id).unwrap_err();
             assert!(refused.0.message.contains("not the one"), "{refused:?}");
         }
+
+        file.set_len(MAX_SIZE + 512).unwrap();
+        let room = Room::default();
+        let chunks = (&stage.chunks, &room);
+        let refused = cut_root(&disk, &kind, chunks, &stage.image, stage.folder.path());
+        let error = refused.unwrap_err();
+        assert!(error.0.message.contains("root disk"), "{error:?}");
     }
 
     #[test]
@@ -418,5 +442,10 @@ mod tests {
         let (id, bytes, there) = stage.push(&disk, &kind);
         assert!(bytes < IMAGE_BYTES as u64 / 10, "{bytes}");
         assert!(stage.pull(&there, &kind, &id).unwrap() == changed);
+        // A node without the image fetches it, too.
+        let disk = Pulled::root(&there, &kind, &id, &stage.image).unwrap();
+        assert_eq!(disk.bytes(&stage.chunks).unwrap(), bytes);
+        let none = Chunks::new(stage.folder.path().join("none"));
+        assert!(disk.bytes(&none).unwrap() > IMAGE_BYTES as u64 / 2);
     }
 }

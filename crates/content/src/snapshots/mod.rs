@@ -170,10 +170,20 @@ impl Snapshots {
         self.exclusive(name, "optimised")
     }
 
+    /// A lease for a push by the caller: until it is dropped, nobody can remove, replace or rewrite
+    /// the snapshot, so that all files that are sent are of one capture.
+    pub fn lease_for_push(&self, name: &str) -> Result<Lease> {
+        self.lease(name, Mode::Shared, "pushed")
+    }
+
     fn exclusive(&self, name: &str, operation: &'static str) -> Result<Lease> {
+        self.lease(name, Mode::Exclusive, operation)
+    }
+
+    fn lease(&self, name: &str, mode: Mode, operation: &'static str) -> Result<Lease> {
         let item = Item::Snapshot(self.path(name));
         let holder = Holder::Operation(operation);
-        let lease = self.leases.take(item, Mode::Exclusive, holder);
+        let lease = self.leases.take(item, mode, holder);
         lease.map_err(|other| in_use(name, &other))
     }
 
@@ -241,7 +251,7 @@ mod tests {
     use jiffy_wire::api::ErrorKind;
 
     #[test]
-    fn a_snapshot_being_rewritten_is_not_removed() {
+    fn a_snapshot_being_rewritten_or_pushed_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let snapshots = Snapshots::new(folder.path().to_owned(), Arc::default());
         fs::create_dir(snapshots.path("one")).unwrap();
@@ -254,7 +264,16 @@ mod tests {
             assert_eq!(error.0.kind, ErrorKind::Conflict);
         }
         assert!(snapshots.path("one").exists());
+        snapshots.lease_for_push("one").unwrap_err();
         drop(rewriting);
+        let pushes = ["one", "one"].map(|name| snapshots.lease_for_push(name).unwrap());
+        for error in [
+            snapshots.remove("one").unwrap_err(),
+            snapshots.lease_for_rewrite("one").unwrap_err(),
+        ] {
+            assert!(error.0.message.contains("is being pushed"), "{error}");
+        }
+        drop(pushes);
         snapshots.remove("one").unwrap();
         assert!(!snapshots.path("one").exists());
     }

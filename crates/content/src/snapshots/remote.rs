@@ -17,7 +17,7 @@ use crate::room::disk::Room;
 use jiffy_registry::artifact::{Config, FileToPush};
 use jiffy_store::ImageReader;
 use jiffy_store::partial::is_partial;
-use jiffy_wire::api::MemoryForm;
+use jiffy_wire::api::{MemoryForm, RootDisk};
 use jiffy_wire::pager::Origin;
 use std::path::{Path, PathBuf};
 
@@ -107,6 +107,9 @@ impl SnapshotArtifact {
         }
         if let Some(wanted) = &spec.root_disk {
             crate::roots::check(wanted)?;
+            if matches!(wanted, RootDisk::Layer { size_mib } if size_mib << 20 > MAX_SIZE) {
+                return wrong("has a root disk of an invalid size");
+            }
         }
         if spec.hidden || spec.from.is_some() || spec.init.is_some() {
             return wrong("is of a VM that can't be restored here");
@@ -202,6 +205,23 @@ fn origins_file(memory: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_root_disk_is_no_larger_than_one_that_is_pushed() {
+        let golden = include_str!("../../golden/snapshot-artifact-1.json");
+        let read = |mib: u64| {
+            let artifact = golden
+                .replace(r#""own_volumes":true"#, r#""own_volumes":false"#)
+                .replace(r#"{"size_mib":64}"#, &format!(r#"{{"size_mib":{mib}}}"#));
+            assert_ne!(golden, artifact);
+            let error = SnapshotArtifact::read(artifact.as_bytes()).unwrap_err();
+            error.to_string()
+        };
+        let most = MAX_SIZE >> 20;
+        assert!(!read(most).contains("root disk"), "{}", read(most));
+        let error = read(most + 1);
+        assert!(error.contains("root disk of an invalid size"), "{error}");
+    }
 
     #[test]
     fn a_snapshot_may_say_where_folders_were_but_not_which() {

@@ -5,9 +5,10 @@ use crate::durable;
 use crate::model::snapshot::Manifest;
 use crate::paths::volume_in;
 use crate::records;
+use crate::roots;
 use jiffy_sys::causes;
 use jiffy_sys::regular;
-use jiffy_wire::api::{MemoryForm, Snapshot, VolumeUse};
+use jiffy_wire::api::{MemoryForm, Snapshot};
 use jiffy_wire::state::Envelope;
 use jiffy_wire::vmm::Extent;
 use std::io::{self, Read};
@@ -110,9 +111,13 @@ impl Saved {
 
     /// Why the snapshot of this name can't be used, in one sentence; `None` if it can.
     pub fn problem(&self, name: &str) -> Option<String> {
-        let mut volumes = self.manifest.spec.disks.iter();
-        let there = |disk: &VolumeUse| durable::check_not_empty(&self.volume(&disk.name));
-        let checked = self.check().and_then(|()| volumes.try_for_each(there));
+        let spec = &self.manifest.spec;
+        let root = spec.root_disk.as_ref().map(|_| roots::NAME);
+        let volumes = spec.disks.iter().map(|disk| disk.name.as_str());
+        let there = |name: &str| durable::check_not_empty(&self.volume(name));
+        let checked = self
+            .check()
+            .and_then(|()| volumes.chain(root).try_for_each(there));
         checked.err().map(|why| unusable(name, &why))
     }
 
@@ -234,6 +239,32 @@ fn merged_and_bounded(mut ranges: Vec<Extent>, ram: u64) -> Vec<Extent> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_store::{WriteOptions, write_image};
+    use std::fs;
+
+    #[test]
+    fn a_snapshot_that_lacks_one_of_its_disks_is_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let manifest = include_str!("../../golden/snapshot-1.json");
+        fs::write(path("snapshot.json"), manifest).unwrap();
+        fs::write(path("state"), jiffy_wire::state::seal("0.2.0", b"state")).unwrap();
+        let ram = [7_u8; 8192];
+        write_image(&path("ram.image"), &ram[..], &WriteOptions::default()).unwrap();
+        fs::create_dir(path("volumes")).unwrap();
+        let saved = Saved::open(folder.path().to_owned()).unwrap();
+        let disks = [saved.volume("data"), saved.volume(roots::NAME)];
+        for disk in &disks {
+            fs::write(disk, "a disk").unwrap();
+        }
+        assert_eq!(saved.problem("one"), None);
+        for disk in &disks {
+            fs::remove_file(disk).unwrap();
+            let problem = saved.problem("one").unwrap();
+            assert!(problem.contains(disk.to_str().unwrap()), "{problem}");
+            fs::write(disk, "a disk").unwrap();
+        }
+    }
 
     #[test]
     fn ranges_are_merged_and_bounded() {

@@ -99,7 +99,10 @@ fn begin_snapshot(
             remote::MAX_STATE
         )));
     }
-    let whole = disks.iter().map(Pulled::bytes).sum::<u64>() + state.size();
+    let mut whole = state.size();
+    for disk in &disks {
+        whole = whole.saturating_add(disk.bytes(&images.chunks)?);
+    }
     let _room = images.room.reserve_bytes(folder, PULL_NEEDS, whole)?;
     job.set_step("fetching the state");
     state

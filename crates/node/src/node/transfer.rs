@@ -3,6 +3,7 @@
 use super::Node;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::{Found as FoundImage, name};
+use jiffy_content::leases::Lease;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::transfer::fetch::{Existing, fetch};
 use jiffy_content::transfer::job::{Job, Watcher};
@@ -203,13 +204,12 @@ impl Node {
     ) -> Result<PullStep> {
         let registry = wanted.access.registry.as_deref();
         let what = match wanted.kind {
-            Some(ArtifactKind::Snapshot) => {
-                What::Snapshot(Box::new(self.saved_snapshot(&wanted.name)?))
-            }
+            Some(ArtifactKind::Snapshot) => self.snapshot_to_push(&wanted.name)?,
             _ => match self.images.resolve(&wanted.name, registry).await {
                 Ok(found) => What::Image(found),
-                Err(error) => match self.saved_snapshot(&wanted.name) {
-                    Ok(saved) => What::Snapshot(Box::new(saved)),
+                Err(error) => match self.snapshot_to_push(&wanted.name) {
+                    Ok(what) => what,
+                    Err(busy) if busy.0.kind == ErrorKind::Conflict => return Err(busy),
                     Err(_) => return Err(error),
                 },
             },
@@ -220,7 +220,7 @@ impl Node {
                 let transfers = &node.transfers;
                 push::image(&node.images, transfers, &found, &wanted, &reference, &job)
             }
-            What::Snapshot(saved) => {
+            What::Snapshot(saved, _lease) => {
                 let transfers = &node.transfers;
                 push::snapshot(&node.images, transfers, &saved, &wanted, &reference, &job)
             }
@@ -228,10 +228,17 @@ impl Node {
         .await
         .map_err(|error| Error::internal(format!("A push did not finish: {error}.")))?
     }
+
+    /// A snapshot, held while it is pushed: a push may take long, and reads its files one by one.
+    fn snapshot_to_push(&self, name: &str) -> Result<What> {
+        let lease = self.snapshots.lease_for_push(name)?;
+        let saved = self.saved_snapshot(name)?;
+        Ok(What::Snapshot(Box::new(saved), lease))
+    }
 }
 
 /// What is being pushed.
 enum What {
     Image(FoundImage),
-    Snapshot(Box<Saved>),
+    Snapshot(Box<Saved>, Lease),
 }

@@ -22,7 +22,7 @@ const BUNDLE: &str = "application/vnd.dev.sigstore.bundle";
 const IN_TOTO: &str = "application/vnd.in-toto+json";
 /// Predicate type of an image's signature. Statements of other types are attestations.
 const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
-/// Largest bundle, bytes.
+/// Largest bundle that is read, bytes.
 const MAX_BUNDLE: u64 = 1 << 20;
 
 #[derive(Deserialize)]
@@ -94,7 +94,7 @@ pub(super) fn verify(
     let referrers = client.referrers(repository, digest, progress)?;
     let bundles = referrers.iter().filter(|referrer| is_bundle(referrer));
     for referrer in bundles.take(MAX_SIGNATURES) {
-        let Some(bytes) = bundle(client, repository, referrer, progress)? else {
+        let Some(bytes) = bundle(client, repository, referrer, found, progress)? else {
             continue;
         };
         match check_bundle(&bytes, digest, key) {
@@ -113,11 +113,13 @@ fn is_bundle(referrer: &Descriptor) -> bool {
     kind.is_none_or(|kind| kind.starts_with(BUNDLE))
 }
 
-/// Fetches the bundle of a referrer; `None` if it has none or is gone.
+/// Fetches the bundle of a referrer; `None` if it has none or is gone, or if the bundle is too large
+/// for a signature: attestations with a list of packages may have megabytes.
 fn bundle(
     client: &Client,
     repository: &Reference,
     referrer: &Descriptor,
+    found: &mut Found,
     progress: &dyn Progress,
 ) -> Result<Option<Vec<u8>>> {
     let fetched = match client.manifest(&repository.with_digest(referrer.digest), progress) {
@@ -131,6 +133,10 @@ fn bundle(
     let Some(layer) = layer.filter(|layer| layer.media_type.starts_with(BUNDLE)) else {
         return Ok(None);
     };
+    if layer.size > MAX_BUNDLE {
+        found.unsupported += 1;
+        return Ok(None);
+    }
     let bytes = client.small_blob(repository, layer, MAX_BUNDLE, progress)?;
     Ok(Some(bytes))
 }

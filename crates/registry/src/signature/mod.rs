@@ -154,6 +154,11 @@ pub fn verify(
         let Some(signature) = signature else {
             continue;
         };
+        // Too large for a signature; another one may be valid.
+        if layer.size > MAX_DOCUMENT {
+            found.unsupported += 1;
+            continue;
+        }
         let document = client.small_blob(repository, layer, MAX_DOCUMENT, progress)?;
         // The signature is checked before the document is parsed, because it is untrusted until
         // then.

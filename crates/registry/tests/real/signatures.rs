@@ -215,6 +215,10 @@ fn bundle(folder: &Path, key: &str, digest: &Digest) -> Vec<u8> {
 /// Attaches a bundle to a manifest as `BUNDLE_SPEC.md` says. The registry has no referrers API, so
 /// the referrers tag of the specification is written instead.
 fn attach(client: &Client, to: &Reference, digest: &Digest, bundle: &[u8]) {
+    attach_all(client, to, digest, &[bundle]);
+}
+
+fn attach_all(client: &Client, to: &Reference, digest: &Digest, bundles: &[&[u8]]) {
     let upload = |media_type: &str, bytes: &[u8]| {
         let blob = Descriptor::of(media_type, bytes);
         let mut source = Cursor::new(bytes);
@@ -224,30 +228,34 @@ fn attach(client: &Client, to: &Reference, digest: &Digest, bundle: &[u8]) {
         blob
     };
     let subject = client.manifest(&to.with_digest(*digest), &()).unwrap();
-    let manifest = serde_json::json!({
-        "schemaVersion": 2,
-        "mediaType": media_type::OCI_MANIFEST,
-        "artifactType": BUNDLE,
-        "config": upload(media_type::OCI_EMPTY, b"{}"),
-        "layers": [upload(BUNDLE, bundle)],
-        "subject": Descriptor::of(media_type::OCI_MANIFEST, &subject.bytes),
-        "annotations": {
-            "dev.sigstore.bundle.content": "dsse-envelope",
-            "dev.sigstore.bundle.predicateType": "https://sigstore.dev/cosign/sign/v1",
-        },
-    })
-    .to_string();
-    let own = Digest::of(manifest.as_bytes());
     let put = |to: &Reference, media_type: &str, text: &str| {
         client
             .put_manifest(to, media_type, text.as_bytes(), &())
             .unwrap();
     };
-    put(&to.with_digest(own), media_type::OCI_MANIFEST, &manifest);
-    let mut listed = Descriptor::of(media_type::OCI_MANIFEST, manifest.as_bytes());
-    listed.artifact_type = Some(BUNDLE.to_owned());
+    let mut listed = Vec::new();
+    for &bundle in bundles {
+        let manifest = serde_json::json!({
+            "schemaVersion": 2,
+            "mediaType": media_type::OCI_MANIFEST,
+            "artifactType": BUNDLE,
+            "config": upload(media_type::OCI_EMPTY, b"{}"),
+            "layers": [upload(BUNDLE, bundle)],
+            "subject": Descriptor::of(media_type::OCI_MANIFEST, &subject.bytes),
+            "annotations": {
+                "dev.sigstore.bundle.content": "dsse-envelope",
+                "dev.sigstore.bundle.predicateType": "https://sigstore.dev/cosign/sign/v1",
+            },
+        })
+        .to_string();
+        let own = Digest::of(manifest.as_bytes());
+        put(&to.with_digest(own), media_type::OCI_MANIFEST, &manifest);
+        let mut one = Descriptor::of(media_type::OCI_MANIFEST, manifest.as_bytes());
+        one.artifact_type = Some(BUNDLE.to_owned());
+        listed.push(one);
+    }
     let index = serde_json::json!({
-        "schemaVersion": 2, "mediaType": media_type::OCI_INDEX, "manifests": [listed],
+        "schemaVersion": 2, "mediaType": media_type::OCI_INDEX, "manifests": listed,
     });
     let tag = to.with_tag(&format!("sha256-{}", digest.hex())).unwrap();
     put(&tag, media_type::OCI_INDEX, &index.to_string());
@@ -277,6 +285,14 @@ fn a_bundle_of_cosign_3_is_found_and_verified() {
     );
     verify(&client, &to, &digest, &believed, &()).unwrap();
     assert!(said(&others.public()).contains("1 signatures are by other keys"));
+
+    // Beside an attestation that is too large to be read.
+    let ours = bundle(folder.path(), "ours", &digest);
+    let large = vec![b' '; (1 << 20) + 1];
+    attach_all(&client, &to, &digest, &[&large, &ours]);
+    verify(&client, &to, &digest, &believed, &()).unwrap();
+    attach(&client, &to, &digest, &large);
+    assert!(said(&believed).contains("of kinds that are not verified"));
 
     // A valid signature of another manifest, and one with a certificate.
     let other = bundle(folder.path(), "ours", &Digest::of(b"something else"));
