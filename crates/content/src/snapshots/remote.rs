@@ -88,6 +88,12 @@ impl SnapshotArtifact {
         let read = SnapshotArtifact::from(read);
         let wrong = |what: &str| Err(Error::invalid(format!("The snapshot {what}.")));
         let spec = &read.manifest.spec;
+        // Terminals show them.
+        crate::names::check_vm(&read.manifest.vm)?;
+        let shown = read.manifest.parent.iter().chain(&read.manifest.cpu_features);
+        if shown.flat_map(|text| text.chars()).any(char::is_control) {
+            return wrong("names its parent or a processor's feature with control characters");
+        }
         if spec.folders.iter().any(|folder| !folder.source.is_empty()) {
             // It would be a folder of this host.
             return wrong("names a folder of its host, which no snapshot does");
@@ -221,6 +227,20 @@ mod tests {
         assert!(!read(most).contains("root disk"), "{}", read(most));
         let error = read(most + 1);
         assert!(error.contains("root disk of an invalid size"), "{error}");
+    }
+
+    #[test]
+    fn names_that_a_terminal_would_obey_are_refused() {
+        let golden = include_str!("../../golden/snapshot-artifact-1.json");
+        for (from, to) in [
+            (r#""vm":"web""#, r#""vm":"\u001b[2J""#),
+            (r#""parent":"warm""#, r#""parent":"\u001b[2J""#),
+        ] {
+            let hostile = golden.replacen(from, to, 1);
+            assert_ne!(golden, hostile);
+            let error = SnapshotArtifact::read(hostile.as_bytes()).unwrap_err();
+            assert!(!error.to_string().contains("volumes"), "{error}");
+        }
     }
 
     #[test]
