@@ -188,8 +188,9 @@ impl Actor {
     }
 
     fn warning(&mut self, text: &str) {
-        info!(vm = %self.record.name, warning = text, "warning of the guest's init");
+        // A guest can send any number of them, and the daemon's log is never cut.
         if self.record.warnings.len() < MAX_WARNINGS {
+            info!(vm = %self.record.name, warning = text, "warning of the guest's init");
             self.record.warnings.push(text.to_owned());
             self.changed();
         }
@@ -224,7 +225,9 @@ impl Actor {
         };
         let repeated = stored.saturating_sub(offset);
         if offset > stored || data.len() > MAX_DATA {
-            warn!(vm = %self.record.name, "the guest skipped some output: its connection is closed");
+            if running.supervisor.complaints.may_be_logged() {
+                warn!(vm = %self.record.name, "the guest skipped some output: its connection is closed");
+            }
             running.link = None;
             self.input.send_replace(None);
             return;
