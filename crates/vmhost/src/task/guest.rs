@@ -7,6 +7,7 @@ use crate::supervisor::{FromLink, Link, Stored};
 use crate::task::actor::{Actor, RETRY_STORING, Unstored};
 use crate::task::adopt;
 use crate::task::end::EndReason;
+use crate::task::stop::DEFAULT_GRACE;
 use crate::text::short;
 use jiffy_content::error::Error;
 use jiffy_content::model::vm::{MAX_WARNINGS, MainEnd, MainState};
@@ -149,7 +150,7 @@ impl Actor {
                 self.note(&note);
             }
             FromGuest::PoweringOff => {
-                if self.record.state != VmState::Paused {
+                if !self.is_at_rest() {
                     self.record.state = VmState::Stopping;
                 }
                 self.powering_off();
@@ -164,6 +165,12 @@ impl Actor {
                 }
             }
         }
+    }
+
+    /// Is it paused or hibernated? What its guest sent before is read now, if a slow client held
+    /// that up.
+    fn is_at_rest(&self) -> bool {
+        matches!(self.record.state, VmState::Paused | VmState::Hibernated)
     }
 
     pub(super) fn ready(&mut self) {
@@ -185,6 +192,11 @@ impl Actor {
             }
         }
         self.changed();
+        if self.record.spec.command.is_some() && matches!(self.record.main, MainState::Ended(_)) {
+            // Its command had ended before it fell asleep: its init does not report that again, and
+            // does not power off by itself.
+            let _ = self.stop(DEFAULT_GRACE);
+        }
     }
 
     fn warning(&mut self, text: &str) {
@@ -331,7 +343,7 @@ impl Actor {
         self.record.main = MainState::Ended(end);
         if self.record.spec.command.is_some() {
             // Init powers off once it knows that the end is stored.
-            if self.record.state != VmState::Paused {
+            if !self.is_at_rest() {
                 self.record.state = VmState::Stopping;
             }
             if let Some(running) = self.phase.running_mut()
