@@ -943,6 +943,15 @@ fn the_image_signature_is_verified_before_the_run() {
     );
     assert!(pull.access.verify_key.unwrap().contains("PUBLIC KEY"));
     assert!(node.lines().iter().all(|line| !line.contains("/v1/run")));
+    // Without an image there is nothing that the key could have signed.
+    let output = run(&["--", "true"]);
+    assert!(!output.status.success());
+    assert!(
+        stderr(&output).contains("--verify-key needs an image"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(node.lines().iter().all(|line| !line.contains("/v1/run")));
     let output = run(&["--pull", "never", "h.example/a:1", "true"]);
     assert!(
         stderr(&output).contains("--pull never"),

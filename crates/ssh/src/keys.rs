@@ -52,7 +52,7 @@ impl Keys {
         self.folder.join("known_hosts")
     }
 
-    /// Creates the user's key pair, unless it exists. Returns its public key.
+    /// Creates the user's key pair, or what is missing of it. Returns its public key.
     pub fn client(&self) -> Result<PublicKey> {
         let path = self.identity();
         let text = self.read_or_make(&path, || {
@@ -63,8 +63,9 @@ impl Keys {
         let key = PrivateKey::from_openssh(text).map_err(|_| damaged(&path, "a private key"))?;
         let public = key.public_key().clone();
         let public_path = path.with_extension("pub");
-        if !public_path.exists() {
-            let line = public.to_openssh().map_err(unusable)? + "\n";
+        let line = public.to_openssh().map_err(unusable)? + "\n";
+        // It may be of a key that was removed: ssh offers the key in this file, not the private one.
+        if read(&public_path).ok().as_ref() != Some(&line) {
             jiffy_sys::durable::replace(&public_path, line.as_bytes())
                 .map_err(|error| cant_write(&public_path, error))?;
         }
@@ -235,6 +236,18 @@ mod tests {
         assert_eq!(names, ["host-secret", "id_ed25519", "id_ed25519.pub"]);
         let folder = fs::metadata(data.path().join("ssh")).unwrap();
         assert_eq!(folder.permissions().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_new_key_replaces_the_public_key_of_a_removed_one() {
+        let data = tempfile::tempdir().unwrap();
+        let keys = Keys::below(data.path());
+        let old = keys.client().unwrap();
+        fs::remove_file(keys.identity()).unwrap();
+        let new = keys.client().unwrap();
+        assert_ne!(new, old);
+        let file = fs::read_to_string(data.path().join("ssh/id_ed25519.pub")).unwrap();
+        assert_eq!(file, new.to_openssh().unwrap() + "\n");
     }
 
     #[test]

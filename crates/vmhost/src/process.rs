@@ -183,6 +183,15 @@ impl VmmProcess {
         // An error means that it has ended already.
         let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::KILL);
     }
+
+    /// Sends SIGKILL and waits for the end in the background: nobody else would reap it. It keeps its
+    /// user and cgroup until then.
+    pub fn end(self) {
+        self.kill();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { self.ended().await });
+        }
+    }
 }
 
 /// Does this process exist, and is it neither ending nor a zombie? One whose files are being closed
@@ -332,6 +341,18 @@ mod tests {
                 process.kill();
             }
             assert_eq!(process.ended().await, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_child_that_nobody_waits_for_leaves_no_zombie() {
+        // It is reaped through its descriptor.
+        #[allow(clippy::zombie_processes)]
+        let child = Command::new("sleep").arg("100").spawn().unwrap();
+        let entry = format!("/proc/{}", child.id());
+        VmmProcess::child(child.id()).unwrap().end();
+        while fs::exists(&entry).unwrap() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }
 

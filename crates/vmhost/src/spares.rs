@@ -204,13 +204,8 @@ impl Drop for Spare {
     fn drop(&mut self) {
         // A VM that took it over has its folder.
         let _ = fs::remove_dir(&self.folder);
-        let Some(process) = self.process.take() else {
-            return;
-        };
-        process.kill();
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            // Reaps the process.
-            runtime.spawn(async move { process.ended().await });
+        if let Some(process) = self.process.take() {
+            process.end();
         }
     }
 }

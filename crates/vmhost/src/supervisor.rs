@@ -13,6 +13,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
@@ -28,6 +29,9 @@ const MAX_CONNECTIONS: usize = 8;
 const QUEUE: usize = 4;
 /// Most input credit that a guest can grant, bytes.
 const MAX_ROOM: usize = 16 << 20;
+
+/// Most complaints about the connections of one guest in the daemon's log.
+const MAX_COMPLAINTS: u64 = 100;
 
 /// How often a failed bind of the socket is tried again.
 const RETRY_LISTENING: Duration = Duration::from_secs(1);
@@ -126,11 +130,25 @@ pub enum FromLink {
     Gone(u64),
 }
 
+/// Counts the complaints about a guest's connections: a guest can give cause for any number, and the
+/// daemon's log is never cut.
+#[derive(Debug, Default)]
+pub struct Complaints(AtomicU64);
+
+impl Complaints {
+    /// Counts one more. Is it among the first, which are logged?
+    pub fn may_be_logged(&self) -> bool {
+        self.0.fetch_add(1, Ordering::Relaxed) < MAX_COMPLAINTS
+    }
+}
+
 /// Accepts connections of the guest with this id until dropped.
 #[derive(Debug)]
 pub struct Supervisor {
     /// Messages of all connections.
     pub messages: mpsc::Receiver<FromLink>,
+    /// Complaints about them.
+    pub complaints: Arc<Complaints>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -138,9 +156,12 @@ impl Supervisor {
     /// Starts to accept connections. `first` is one that the guest's VMM has already.
     pub fn new(listener: UnixListener, first: Option<UnixStream>, vm_id: &str) -> Supervisor {
         let (send, messages) = mpsc::channel(QUEUE);
-        let accepting = tokio::spawn(accept(listener, first, vm_id.to_owned(), send));
+        let complaints = Arc::<Complaints>::default();
+        let counted = Arc::clone(&complaints);
+        let accepting = tokio::spawn(accept(listener, first, vm_id.to_owned(), send, counted));
         Supervisor {
             messages,
+            complaints,
             accepting,
         }
     }
@@ -149,6 +170,8 @@ impl Supervisor {
     pub fn bind_later(socket: PathBuf, vm_id: &str) -> Supervisor {
         let (send, messages) = mpsc::channel(QUEUE);
         let vm_id = vm_id.to_owned();
+        let complaints = Arc::<Complaints>::default();
+        let counted = Arc::clone(&complaints);
         let accepting = tokio::spawn(async move {
             let listener = loop {
                 tokio::time::sleep(RETRY_LISTENING).await;
@@ -157,10 +180,11 @@ impl Supervisor {
                 }
             };
             info!(vm = %vm_id, "listening for the guest again");
-            accept(listener, None, vm_id, send).await;
+            accept(listener, None, vm_id, send, counted).await;
         });
         Supervisor {
             messages,
+            complaints,
             accepting,
         }
     }
@@ -195,6 +219,7 @@ async fn accept(
     first: Option<UnixStream>,
     vm_id: String,
     messages: mpsc::Sender<FromLink>,
+    complaints: Arc<Complaints>,
 ) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let vm_id: Arc<str> = vm_id.into();
@@ -202,10 +227,11 @@ async fn accept(
     if let Some(stream) = first {
         serial += 1;
         let (vm_id, messages) = (Arc::clone(&vm_id), messages.clone());
+        let complaints = Arc::clone(&complaints);
         tokio::spawn(async move {
             // Its guest connects when it has booted.
             if stream.readable().await.is_ok() {
-                connection(stream, serial, &vm_id, messages).await;
+                connection(stream, serial, &vm_id, messages, &complaints).await;
             }
         });
     }
@@ -223,8 +249,9 @@ async fn accept(
         };
         serial += 1;
         let (vm_id, messages) = (Arc::clone(&vm_id), messages.clone());
+        let complaints = Arc::clone(&complaints);
         tokio::spawn(async move {
-            connection(stream, serial, &vm_id, messages).await;
+            connection(stream, serial, &vm_id, messages, &complaints).await;
             drop(place);
         });
     }
@@ -235,6 +262,7 @@ async fn connection(
     serial: u64,
     vm_id: &str,
     messages: mpsc::Sender<FromLink>,
+    complaints: &Complaints,
 ) {
     let (input, mut output) = stream.into_split();
     let mut input = FrameReader::new(input);
@@ -251,11 +279,13 @@ async fn connection(
             (version, pid1_ns, attempt)
         }
         Ok(Ok(Some(FromGuest::Hello { version, .. }))) => {
-            warn!(
-                vm = vm_id,
-                version,
-                "refused a guest's hello: its VM id is wrong or its version is not supported"
-            );
+            if complaints.may_be_logged() {
+                warn!(
+                    vm = vm_id,
+                    version,
+                    "refused a guest's hello: its VM id is wrong or its version is not supported"
+                );
+            }
             return;
         }
         other => {
@@ -296,8 +326,10 @@ async fn connection(
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    let error = causes::sentence(&error);
-                    warn!(vm = vm_id, error, "closed a guest's supervisor connection");
+                    if complaints.may_be_logged() {
+                        let error = causes::sentence(&error);
+                        warn!(vm = vm_id, error, "closed a guest's supervisor connection");
+                    }
                     return;
                 }
             }
@@ -436,6 +468,13 @@ mod tests {
         for mut stream in silent {
             assert_eq!(stream.read(&mut [0]).await.unwrap(), 0, "it was closed");
         }
+    }
+
+    #[test]
+    fn only_the_first_complaints_about_a_guest_are_logged() {
+        let complaints = Complaints::default();
+        let logged = (0..10 * MAX_COMPLAINTS).filter(|_| complaints.may_be_logged());
+        assert_eq!(logged.count() as u64, MAX_COMPLAINTS);
     }
 
     #[tokio::test]

@@ -207,6 +207,12 @@ impl ImageChoice {
 
     /// With `--pull always`, pulls the image; with a key, has the node verify its signature.
     async fn pull_first(&self, client: &Client, vm: &CreateVm) -> Result<()> {
+        // A snapshot's signature was verified when its name was looked up.
+        if self.key.is_some() && vm.image.is_none() && vm.from.is_none() {
+            return Err(Failure::new(
+                "--verify-key needs an image or a snapshot of a registry",
+            ));
+        }
         let always = self.pull == PullWhen::Always;
         if let Some(image) = &vm.image
             && (always || self.key.is_some())

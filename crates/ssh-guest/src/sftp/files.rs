@@ -151,9 +151,12 @@ impl Files {
             return Err(Failed::Handle);
         };
         let mut names = Vec::new();
-        for entry in folder.by_ref().take(MAX_NAMES) {
+        // An answer without names would be the end, so entries that were removed meanwhile do not
+        // count.
+        while names.len() < MAX_NAMES
+            && let Some(entry) = folder.next()
+        {
             let entry = entry?;
-            // The entry may have been removed meanwhile.
             if let Ok(facts) = entry.metadata() {
                 names.push((entry.file_name(), Some(facts)));
             }

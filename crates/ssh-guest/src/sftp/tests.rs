@@ -116,6 +116,42 @@ fn names_that_are_not_utf_8_are_listed_and_found() {
 }
 
 #[test]
+fn a_listing_goes_on_after_entries_that_were_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    for number in 0..300 {
+        std::fs::write(folder.path().join(number.to_string()), "").unwrap();
+    }
+    let mut files = Files::default();
+    let mut ask = |request: Vec<u8>| {
+        let answer = answer(&mut files, &request[4..]).unwrap();
+        answer.into_bytes()[4..].to_vec()
+    };
+    let opened = ask(request(kind::OPENDIR, 1, |it| {
+        it.text(folder.path().to_str().unwrap());
+    }));
+    assert_eq!(opened[0], kind::HANDLE);
+    let mut listing = || ask(request(kind::READDIR, 2, |it| it.bytes(&[0; 4])));
+    assert_eq!(Fields::new(&listing()[5..]).number(), Some(100));
+    // In the same order: all but the last of those that are left are removed, most of which were read
+    // together with the first ones.
+    let mut left: Vec<_> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .skip(100)
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    let last = left.pop().unwrap();
+    for path in left {
+        std::fs::remove_file(path).unwrap();
+    }
+    let second = listing();
+    assert_eq!(second[0], kind::NAME);
+    let mut fields = Fields::new(&second[5..]);
+    assert_eq!(fields.number(), Some(1));
+    let name = last.file_name().unwrap().to_str().unwrap();
+    assert_eq!(fields.bytes(), Some(name.as_bytes()));
+}
+
+#[test]
 fn a_request_without_a_valid_length_ends_the_connection() {
     for length in [0, MAX_REQUEST as u32 + 1, u32::MAX] {
         assert!(serve(&length.to_be_bytes()[..], Vec::new()).is_err());

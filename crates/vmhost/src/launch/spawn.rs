@@ -71,9 +71,13 @@ pub fn spawn(
 
 /// Waits for the other end of the VM's network interface, which was started before the VMM.
 fn settle(spawned: Spawned, plan: &mut Plan) -> Result<Spawned> {
-    let settled = plan.network.as_mut().map_or(Ok(()), Attachment::settle);
-    settled.inspect_err(|_| spawned.process.kill())?;
-    Ok(spawned)
+    match plan.network.as_mut().map_or(Ok(()), Attachment::settle) {
+        Ok(()) => Ok(spawned),
+        Err(error) => {
+            spawned.process.end();
+            Err(error)
+        }
+    }
 }
 
 /// Restores a VM as a standby, with a folder but without a record. After an error nothing of it
@@ -122,7 +126,7 @@ fn take_over(
         control::begin(&socket).map_err(|error| Error::io("reach the VMM", &socket, &error))
     });
     if let Err(error) = begun {
-        spawned.process.kill();
+        spawned.process.end();
         return Err(error);
     }
     spawned.spawn_ns = (before, monotonic_ns());
@@ -256,7 +260,7 @@ fn spawn_process(
     let first = first.and_then(|first| UnixStream::from_std(first).ok());
     drop(descriptors);
     if let Err(error) = folders::serve(paths, shared, &process, &record.name, log.as_fd()) {
-        process.kill();
+        process.end();
         return Err(error);
     }
     let after = monotonic_ns();

@@ -7,6 +7,7 @@ use crate::supervisor::{FromLink, Link, Stored};
 use crate::task::actor::{Actor, RETRY_STORING, Unstored};
 use crate::task::adopt;
 use crate::task::end::EndReason;
+use crate::task::stop::DEFAULT_GRACE;
 use crate::text::short;
 use jiffy_content::error::Error;
 use jiffy_content::model::vm::{MAX_WARNINGS, MainEnd, MainState};
@@ -149,7 +150,7 @@ impl Actor {
                 self.note(&note);
             }
             FromGuest::PoweringOff => {
-                if self.record.state != VmState::Paused {
+                if !self.is_at_rest() {
                     self.record.state = VmState::Stopping;
                 }
                 self.powering_off();
@@ -164,6 +165,12 @@ impl Actor {
                 }
             }
         }
+    }
+
+    /// Is it paused or hibernated? What its guest sent before is read now, if a slow client held
+    /// that up.
+    fn is_at_rest(&self) -> bool {
+        matches!(self.record.state, VmState::Paused | VmState::Hibernated)
     }
 
     pub(super) fn ready(&mut self) {
@@ -185,11 +192,17 @@ impl Actor {
             }
         }
         self.changed();
+        if self.record.spec.command.is_some() && matches!(self.record.main, MainState::Ended(_)) {
+            // Its command had ended before it fell asleep: its init does not report that again, and
+            // does not power off by itself.
+            let _ = self.stop(DEFAULT_GRACE);
+        }
     }
 
     fn warning(&mut self, text: &str) {
-        info!(vm = %self.record.name, warning = text, "warning of the guest's init");
+        // A guest can send any number of them, and the daemon's log is never cut.
         if self.record.warnings.len() < MAX_WARNINGS {
+            info!(vm = %self.record.name, warning = text, "warning of the guest's init");
             self.record.warnings.push(text.to_owned());
             self.changed();
         }
@@ -224,7 +237,9 @@ impl Actor {
         };
         let repeated = stored.saturating_sub(offset);
         if offset > stored || data.len() > MAX_DATA {
-            warn!(vm = %self.record.name, "the guest skipped some output: its connection is closed");
+            if running.supervisor.complaints.may_be_logged() {
+                warn!(vm = %self.record.name, "the guest skipped some output: its connection is closed");
+            }
             running.link = None;
             self.input.send_replace(None);
             return;
@@ -328,7 +343,7 @@ impl Actor {
         self.record.main = MainState::Ended(end);
         if self.record.spec.command.is_some() {
             // Init powers off once it knows that the end is stored.
-            if self.record.state != VmState::Paused {
+            if !self.is_at_rest() {
                 self.record.state = VmState::Stopping;
             }
             if let Some(running) = self.phase.running_mut()
