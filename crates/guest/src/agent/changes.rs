@@ -23,6 +23,9 @@ const XATTRS: usize = 64 * 1024;
 const OVERLAY: &[u8] = b"trusted.overlay.";
 /// Marks an opaque folder: the lower layers' entries are hidden.
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
+/// Marks what overlayfs finds elsewhere, if the kernel's defaults let it: the contents of a folder
+/// that was moved, and those of a file of which only attributes were changed.
+const ELSEWHERE: [&[u8]; 2] = [b"trusted.overlay.redirect", b"trusted.overlay.metacopy"];
 /// Largest number that fits in seven octal digits.
 const MOST_ID: u32 = 0o7_777_777;
 /// Largest number that fits in eleven octal digits.
@@ -358,6 +361,13 @@ fn xattrs(file: BorrowedFd<'_>, path: &[u8]) -> Result<Xattrs, Stop> {
     let mut found = Vec::new();
     let mut value = Vec::new();
     for name in names[..count].split(|byte| *byte == 0) {
+        if ELSEWHERE.contains(&name) {
+            let shown = String::from_utf8_lossy(path);
+            return Err(Some(format!(
+                "/{shown} has its contents in another layer: the guest's kernel must have \
+                 redirect_dir and metacopy of overlayfs off by default"
+            )));
+        }
         if name.is_empty() || (name.starts_with(OVERLAY) && name != OPAQUE) {
             continue;
         }
