@@ -89,13 +89,8 @@ impl Machine {
         }
         let mut refused = None;
         for new in wanted.difference(&there) {
-            let line = format!(
-                "hostfwd_add {NETDEV} {}-{GUEST}:{}",
-                new.host_side(),
-                new.port
-            );
-            let answer = monitor(&mut control, &line)?;
-            if !answer.trim().is_empty() {
+            // Forwarded, it would lead to the machine's own server, and stay.
+            if is_own(new.udp, new.port) || !add(&mut control, new)? {
                 refused = Some(MachineError::PortInUse {
                     address: new.address,
                     port: new.port,
@@ -110,6 +105,21 @@ impl Machine {
         instance::running_pid(&setup.pid_file()).ok_or(MachineError::NotRunning)?;
         Control::connect(&setup.control_socket())
     }
+}
+
+/// Makes QEMU forward a port; false if it refuses.
+fn add(control: &mut Control, new: &Forward) -> Result<bool, MachineError> {
+    let line = format!(
+        "hostfwd_add {NETDEV} {}-{GUEST}:{}",
+        new.host_side(),
+        new.port
+    );
+    Ok(monitor(control, &line)?.trim().is_empty())
+}
+
+/// Whether the machine itself listens at this port.
+fn is_own(udp: bool, port: u16) -> bool {
+    !udp && (port == API_PORT || port == AGENT_PORT)
 }
 
 fn table(control: &mut Control) -> Result<String, MachineError> {
@@ -129,7 +139,6 @@ fn forwards(table: &str) -> BTreeSet<Forward> {
             return None;
         };
         let guest: u16 = guest.parse().ok()?;
-        let own = guest == API_PORT || guest == AGENT_PORT;
         let forward = Forward {
             udp: match protocol {
                 "TCP[HOST_FORWARD]" => false,
@@ -140,7 +149,7 @@ fn forwards(table: &str) -> BTreeSet<Forward> {
             address: address.parse().unwrap_or(Ipv4Addr::UNSPECIFIED),
             port: host.parse().ok()?,
         };
-        (!own).then_some(forward)
+        (!is_own(forward.udp, guest)).then_some(forward)
     });
     lines.collect()
 }
@@ -185,12 +194,14 @@ mod tests {
             TCP[HOST_FORWARD]  13       127.0.0.1 35113       10.0.2.15  7071     0     0\r\n  \
             TCP[ESTABLISHED]   14       127.0.0.1  8080       10.0.2.15  8080     0     0\r\n  \
             TCP[HOST_FORWARD]  15       127.0.0.1  8080       10.0.2.15  8080     0     0\r\n  \
-            UDP[HOST_FORWARD]  12               *    53       10.0.2.15    53     0     0\r\n";
+            UDP[HOST_FORWARD]  12               *    53       10.0.2.15    53     0     0\r\n  \
+            UDP[HOST_FORWARD]  16       127.0.0.1  7070       10.0.2.15  7070     0     0\r\n";
         assert_eq!(
             forwards(table),
             [
                 forward(false, [127, 0, 0, 1], 8080),
-                forward(true, [0; 4], 53)
+                forward(true, [0; 4], 53),
+                forward(true, [127, 0, 0, 1], 7070)
             ]
             .into()
         );

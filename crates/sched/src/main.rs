@@ -16,6 +16,8 @@ use libbpf_rs::{
     set_print,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use std::ffi::OsStr;
 use std::io::{Write, stdin, stdout};
 use std::path::{Path, PathBuf};
@@ -69,7 +71,7 @@ fn run(options: &Options) -> Result<()> {
         told.update(&key, &value, MapFlags::ANY)
             .context("the policy's map can't be written")?;
         // The policy removes a process that ends; this one may have ended before.
-        if !Path::new(&format!("/proc/{}", tell.pid)).exists() {
+        if has_ended(tell.pid) {
             let _ = told.delete(&key);
         }
         Ok(())
@@ -93,7 +95,7 @@ fn run(options: &Options) -> Result<()> {
             tv_nsec: LOOK,
         };
         match poll(&mut ready, Some(&limit)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            Ok(0) | Err(Errno::INTR) => continue,
             Ok(_) => {}
             Err(error) => bail!("stdin can't be watched: {error}"),
         }
@@ -107,6 +109,13 @@ fn run(options: &Options) -> Result<()> {
             tell(serde_json::from_slice(&line).context("a line on stdin is not a message")?)?;
         }
     }
+}
+
+/// Asks the kernel and not /proc, which may hide the processes of other users (`hidepid=2`): this
+/// process has no capabilities, and a monitor in a jail is a user of its own.
+fn has_ended(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH))
 }
 
 /// Opens the policy and writes its settings.

@@ -23,6 +23,9 @@ const XATTRS: usize = 64 * 1024;
 const OVERLAY: &[u8] = b"trusted.overlay.";
 /// Marks an opaque folder: the lower layers' entries are hidden.
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
+/// Marks what overlayfs finds elsewhere, if the kernel's defaults let it: the contents of a folder
+/// that was moved, and those of a file of which only attributes were changed.
+const ELSEWHERE: [&[u8]; 2] = [b"trusted.overlay.redirect", b"trusted.overlay.metacopy"];
 /// Largest number that fits in seven octal digits.
 const MOST_ID: u32 = 0o7_777_777;
 /// Largest number that fits in eleven octal digits.
@@ -95,7 +98,7 @@ impl Tar<'_> {
         let status = fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW);
         let status = status.map_err(|error| failed(path, error))?;
         let kind = FileType::from_raw_mode(status.st_mode);
-        if kind != FileType::Directory && status.st_nlink > 1 {
+        if has_names(&status) {
             let key = (status.st_dev, status.st_ino);
             if let Some(first) = self.links.get(&key).cloned() {
                 let mut entry = Entry::new(path, &status, b'1');
@@ -338,6 +341,15 @@ fn octal(field: &mut [u8], mut number: u64) {
     }
 }
 
+/// Whether an entry may be one of several names of a file. Each whiteout hides its own name, but
+/// overlayfs makes them links to one inode. Sockets are left out, so that nothing can link to them.
+fn has_names(status: &Stat) -> bool {
+    let kind = FileType::from_raw_mode(status.st_mode);
+    let is_whiteout = kind == FileType::CharacterDevice && status.st_rdev == 0;
+    let can_be_linked = !is_whiteout && !matches!(kind, FileType::Directory | FileType::Socket);
+    can_be_linked && status.st_nlink > 1
+}
+
 /// The extended attributes of a file or folder, without those internal to overlayfs.
 fn xattrs(file: BorrowedFd<'_>, path: &[u8]) -> Result<Xattrs, Stop> {
     let mut names = vec![0; XATTRS];
@@ -349,6 +361,13 @@ fn xattrs(file: BorrowedFd<'_>, path: &[u8]) -> Result<Xattrs, Stop> {
     let mut found = Vec::new();
     let mut value = Vec::new();
     for name in names[..count].split(|byte| *byte == 0) {
+        if ELSEWHERE.contains(&name) {
+            let shown = String::from_utf8_lossy(path);
+            return Err(Some(format!(
+                "/{shown} has its contents in another layer: the guest's kernel must have \
+                 redirect_dir and metacopy of overlayfs off by default"
+            )));
+        }
         if name.is_empty() || (name.starts_with(OVERLAY) && name != OPAQUE) {
             continue;
         }
@@ -384,6 +403,21 @@ mod tests {
         let read = read.entries().unwrap().next().unwrap().unwrap();
         assert_eq!(read.path().unwrap().to_str(), Some("etc/name"));
         assert_eq!((read.size(), read.header().uid().unwrap()), (5, 1000));
+    }
+
+    #[test]
+    fn whiteouts_that_share_an_inode_are_no_hard_links() {
+        let mut device = fs::stat("/dev/null").unwrap();
+        device.st_nlink = 2;
+        assert!(has_names(&device));
+        let mut whiteout = device;
+        whiteout.st_rdev = 0;
+        assert!(!has_names(&whiteout));
+        device.st_nlink = 1;
+        assert!(!has_names(&device));
+        let mut folder = fs::stat("/").unwrap();
+        folder.st_nlink = 2;
+        assert!(!has_names(&folder));
     }
 
     #[test]

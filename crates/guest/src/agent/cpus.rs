@@ -28,13 +28,13 @@ pub fn set_online(folder: &str, count: u16) -> Result<(), String> {
             Err(errno) => Err(errno),
         };
         if let Err(errno) = written {
-            for path in &changed {
-                let _ = files::write(path, state(!wanted));
+            for (path, before) in &changed {
+                let _ = files::write(path, state(*before));
             }
             let to = if wanted { "online" } else { "offline" };
             return Err(format!("vCPU {cpu} can't be taken {to}: {}", reason(errno)));
         }
-        changed.push(path);
+        changed.push((path, !wanted));
     }
     Ok(())
 }
@@ -116,6 +116,15 @@ mod tests {
             "vCPU 3 can't be taken offline: no such file or directory"
         );
         assert_eq!(states(&folder, 2), [true, true]);
+    }
+
+    #[test]
+    fn after_an_error_a_vcpu_that_was_offline_is_so_again() {
+        // As a program in the guest may have left them.
+        let folder = sysfs(&["0", "1", "1"]);
+        fs::remove_file(folder.path().join("cpu3/online")).unwrap();
+        set(&folder, 2).unwrap_err();
+        assert_eq!(states(&folder, 2), [false, true]);
     }
 
     #[test]

@@ -31,6 +31,14 @@ pub fn unmount_left(places: &[PathBuf]) {
     }
 }
 
+/// The shares with their numbers, in the order in which to mount them: outer folders first, because a
+/// mount hides what is mounted below its place.
+pub fn in_order(all: &[Share]) -> Vec<(usize, &Share)> {
+    let mut shares: Vec<_> = all.iter().enumerate().collect();
+    shares.sort_by_key(|(_, share)| share.path.len());
+    shares
+}
+
 /// Mounts the share of this number, read-only if it is; `ended` is called when its server has ended.
 /// The error is a sentence.
 pub fn mount(
@@ -320,6 +328,13 @@ mod tests {
         // A folder that is no mount stays as it is.
         unmount_left(&[a.clone(), other.clone()]);
         assert!(below.is_dir() && other.is_dir());
+    }
+
+    #[test]
+    fn outer_folders_are_mounted_first_on_their_own_ports() {
+        let shares = ["rw:/a/b", "ro:/", "ro:/a", "rw:/c/d/e"].map(|text| text.parse().unwrap());
+        let numbers = in_order(&shares).into_iter().map(|(number, _)| number);
+        assert!(numbers.eq([1_usize, 2, 0, 3]));
     }
 
     #[test]

@@ -79,9 +79,10 @@ fn report(options: &Options) -> anyhow::Result<()> {
 fn mount_shares(all: &[Share]) -> Result<(), String> {
     let places: Vec<_> = all.iter().map(Share::mount_point).collect();
     shares::unmount_left(&places);
-    all.iter().enumerate().try_for_each(|(number, share)| {
+    for (number, share) in shares::in_order(all) {
         shares::mount(number, share, |message| {
             eprintln!("jiffy-machine-agent: {message}");
-        })
-    })
+        })?;
+    }
+    Ok(())
 }

@@ -15,7 +15,7 @@ fn a_root_disk_keeps_changes_across_stop_and_start() {
     jiffy.ok(&["run", "-d", "--name", "keeper", "--root-disk=1G"]);
     // More data than the guest has memory.
     let script = "dd if=/dev/zero of=/large bs=1M count=200 2>/dev/null && \
-                  echo kept > /etc/kept && rm /etc/group && sync && \
+                  echo kept > /etc/kept && rm /etc/group /etc/passwd && sync && \
                   df -m / | awk 'NR == 2 { print ($2 > 900) }'";
     assert_eq!(exec(&jiffy, "keeper", script), "1");
     jiffy.ok(&["stop", "keeper"]);
@@ -25,11 +25,11 @@ fn a_root_disk_keeps_changes_across_stop_and_start() {
     let vm = &jiffy.json(&["inspect", "keeper"])[0];
     assert_eq!(vm["root_disk"]["layer"]["size_mib"], 1024);
     let id = vm["id"].as_str().expect("an id").to_owned();
-    // The disk can also be committed as an image.
+    // The disk can also be committed as an image. Its whiteouts share an inode.
     exec(&jiffy, "keeper", "rm /large");
     jiffy.ok(&["commit", "keeper", "kept"]);
     jiffy.ok(&["rm", "-f", "keeper"]);
-    let script = "cat /etc/kept; ls /etc/group 2>/dev/null || echo gone";
+    let script = "cat /etc/kept; ls /etc/group /etc/passwd 2>/dev/null || echo gone";
     let said = jiffy.ok(&["run", "--rm", "--image", "kept", "--", "sh", "-c", script]);
     assert_eq!(said, "kept\ngone");
     jiffy.ok(&["image", "rm", "kept"]);
