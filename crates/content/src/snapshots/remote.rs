@@ -90,7 +90,11 @@ impl SnapshotArtifact {
         let spec = &read.manifest.spec;
         // Terminals show them.
         crate::names::check_vm(&read.manifest.vm)?;
-        let shown = read.manifest.parent.iter().chain(&read.manifest.cpu_features);
+        let shown = read
+            .manifest
+            .parent
+            .iter()
+            .chain(&read.manifest.cpu_features);
         if shown.flat_map(|text| text.chars()).any(char::is_control) {
             return wrong("names its parent or a processor's feature with control characters");
         }
