@@ -111,6 +111,10 @@ pub(super) async fn start(
     let received = monotonic_ns();
     let caller = WaitQuery::caller(&uri)?;
     let vm = node.find(&vm)?;
+    // It does not run for long if it falls asleep. The end of its command is told before it has
+    // ended.
+    vm.hibernation_settled().await;
+    vm.when(|view| view.vm.state != VmState::Stopping).await;
     // As with `docker start`, a VM that runs already is no error.
     if !vm.view.borrow().is_active() {
         let (node, vm) = (Arc::clone(&node), Arc::clone(&vm));
