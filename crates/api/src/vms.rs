@@ -48,9 +48,10 @@ pub(super) async fn list(State(node): Shared, uri: Uri, headers: HeaderMap) -> R
     {
         let mut list = List::new(vms.len(), unix_seconds());
         for vm in vms.iter().rev() {
-            match vm.spec.idle {
-                Some(_) => list.add(&node.shown(vm)),
-                None => list.add(&vm.view.borrow().vm),
+            // Most VMs are shown as they are: a copy of each would take most of the time.
+            match node.has_more_to_show(vm) {
+                true => list.add(&node.shown(vm)),
+                false => list.add(&vm.view.borrow().vm),
             }
         }
         return Ok(([(CONTENT_TYPE, list::MEDIA_TYPE)], list.text()).into_response());
@@ -110,6 +111,10 @@ pub(super) async fn start(
     let received = monotonic_ns();
     let caller = WaitQuery::caller(&uri)?;
     let vm = node.find(&vm)?;
+    // It does not run for long if it falls asleep. The end of its command is told before it has
+    // ended.
+    vm.hibernation_settled().await;
+    vm.when(|view| view.vm.state != VmState::Stopping).await;
     // As with `docker start`, a VM that runs already is no error.
     if !vm.view.borrow().is_active() {
         let (node, vm) = (Arc::clone(&node), Arc::clone(&vm));

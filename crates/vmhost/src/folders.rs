@@ -1,10 +1,12 @@
 //! VMs' folders.
 
 use jiffy_content::durable::LoadError;
-use jiffy_content::model::vm::VmRecord;
+use jiffy_content::model::vm::{Root, VmRecord};
 use jiffy_content::names;
 use jiffy_content::paths::Paths;
+use jiffy_content::snapshots::{memory, remove_in_background};
 use jiffy_sys::durable::remove_any;
+use jiffy_wire::api::MemoryForm;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -53,6 +55,21 @@ pub fn hibernated_in(vm_folder: &Path) -> PathBuf {
     vm_folder.join("hibernated")
 }
 
+/// Removes the memory of an earlier hibernation, which a running VM does not need any more. If its
+/// root file system is there, that stays: later captures link it, and its image may not be on this
+/// node.
+pub fn forget_sleep(vm_folder: &Path, root: Option<&Root>) {
+    let folder = hibernated_in(vm_folder);
+    if !root.is_some_and(|root| root.path.starts_with(&folder)) {
+        let _ = remove_in_background(&folder);
+        return;
+    }
+    let memory = memory::file_in(&folder, MemoryForm::Image);
+    for file in [folder.join("state"), memory] {
+        let _ = fs::remove_file(file);
+    }
+}
+
 /// Can the VM in this folder be woken?
 pub fn is_asleep(vm_folder: &Path) -> bool {
     hibernated_in(vm_folder).join("state").exists()
@@ -62,6 +79,34 @@ pub fn is_asleep(vm_folder: &Path) -> bool {
 mod tests {
     use super::*;
     use jiffy_content::model::vm::Spec;
+
+    #[test]
+    fn a_woken_vm_keeps_its_root_without_the_memory() {
+        let vm = tempfile::tempdir().unwrap();
+        let folder = hibernated_in(vm.path());
+        let of = |path: PathBuf| Root {
+            path,
+            digest: String::new(),
+            lazy: None,
+        };
+        let names = ["ram.image", "root.erofs", "state"];
+        let made = || {
+            fs::create_dir_all(&folder).unwrap();
+            for name in names {
+                fs::write(folder.join(name), "x").unwrap();
+            }
+        };
+        made();
+        forget_sleep(vm.path(), Some(&of(folder.join("root.erofs"))));
+        let left = names.map(|name| folder.join(name).exists());
+        assert_eq!(left, [false, true, false]);
+        made();
+        forget_sleep(vm.path(), Some(&of("/images/base/image.erofs".into())));
+        assert!(!folder.exists());
+        made();
+        forget_sleep(vm.path(), None);
+        assert!(!folder.exists());
+    }
 
     #[test]
     fn only_vm_folders_are_found_even_without_a_record() {

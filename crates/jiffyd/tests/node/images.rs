@@ -497,6 +497,43 @@ fn a_snapshot_goes_through_a_registry() {
 }
 
 #[test]
+fn a_vm_of_a_pulled_snapshot_is_forked_without_its_image() {
+    let registry = Registry::start();
+    let daemon = Daemon::start();
+    let tar = tar_of(&[("noise", &noise(1 << 20))]);
+    assert_eq!(daemon.post("/v1/images/mine?kind=root", &tar).status, 200);
+    let frames = daemon.run(CreateVm {
+        name: Some("box".into()),
+        image: Some("mine".into()),
+        ..vm(command(&["/bin/sleep", "1000"]))
+    });
+    daemon.when("box", VmState::Running);
+    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
+    assert_eq!(made.status, 200, "{}", String::from_utf8_lossy(&made.body));
+    let to = registry.name("snap:1");
+    push(&daemon, "ready", &to).unwrap();
+    drop(frames);
+
+    let other = Daemon::start();
+    let wanted = serde_json::to_vec(&by_name(&to)).unwrap();
+    let pulled = steps(&other.post("/v1/pulls", &wanted)).pop().unwrap();
+    assert!(
+        matches!(pulled, PullStep::PulledSnapshot { .. }),
+        "{pulled:?}"
+    );
+    let again = CreateVm {
+        from: Some(to),
+        name: Some("again".into()),
+        ..CreateVm::default()
+    };
+    other.run_detached(again).json::<jiffy_wire::api::Vm>();
+    other.get("/v1/images/mine").error(ErrorKind::NotFound);
+    let forked = other.post("/v1/vms/again/fork", br#"{"name":"child"}"#);
+    let said = String::from_utf8_lossy(&forked.body);
+    assert_eq!(forked.status, 200, "{said}");
+}
+
+#[test]
 fn the_file_system_type_survives_a_push_and_pull() {
     let registry = Registry::start();
     let daemon = Daemon::start();

@@ -77,6 +77,14 @@ fn a_restarted_vm_has_new_output_and_continues_its_log() {
     assert_eq!(daemon.logs("twice", "").0, "here\nhere\n");
     let attached = daemon.stream("/v1/vms/twice/attach", b"").unwrap().finish();
     assert_eq!(attached.text(), "here\n");
+    // Also while it is still powering off.
+    for _ in 0..3 {
+        daemon.post("/v1/vms/twice/start", b"").json::<Vm>();
+        let attached = daemon.stream("/v1/vms/twice/attach", b"").unwrap().finish();
+        assert_eq!(attached.text(), "here\n");
+    }
+    daemon.when("twice", VmState::Exited);
+    assert_eq!(daemon.logs("twice", "").0, "here\n".repeat(5));
 }
 
 #[test]

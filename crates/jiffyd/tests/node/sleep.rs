@@ -1,5 +1,6 @@
 //! VMs that hibernate and wake.
 
+use crate::client::{connect, request};
 use crate::daemon::is_alive;
 use crate::daemon::{
     Daemon, bad_vm, eventually, named, release_guest, shell, status_of, vm_record, vmms,
@@ -238,6 +239,15 @@ fn every_request_hears_that_a_vm_cannot_be_woken() {
     let id = daemon.vm("box").id;
     let state = daemon.vm_folder(&id).join("hibernated/state");
     let good = fs::read(&state).unwrap();
+    // A reason that is not in its record is in the list, too.
+    fs::remove_file(&state).unwrap();
+    let refused = daemon.exec("box", &shell("true")).unwrap_err();
+    refused.error(ErrorKind::Internal);
+    let list = connect(&daemon.socket())
+        .and_then(|stream| request(stream, "GET /v1/vms HTTP/1.1\r\nAccept: text/plain", b""))
+        .unwrap();
+    let list = String::from_utf8(list.body).unwrap();
+    assert!(list.contains("(error)"), "{list}");
     // Only the VMM detects the damage.
     fs::write(&state, jiffy_wire::state::seal("0.1.0", b"nonsense")).unwrap();
     let refused = [

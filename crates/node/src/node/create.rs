@@ -192,6 +192,35 @@ impl Node {
         }
     }
 
+    /// Makes a child of a running VM, with this complete specification. Its parent's root file
+    /// system and kernel are in use already: neither has to be on this node under its name, and no
+    /// signature is checked.
+    pub(super) async fn make_child(
+        &self,
+        chosen: Option<String>,
+        spec: Spec,
+    ) -> Result<Arc<VmHandle>> {
+        let vm = self
+            .register_vm(chosen, spec, names::new_id(), None)
+            .await?;
+        match self.make_folder(&vm) {
+            Ok(_) => Ok(vm),
+            Err(error) => {
+                self.discard(&vm).await;
+                Err(error)
+            }
+        }
+    }
+
+    fn make_folder(&self, vm: &VmHandle) -> Result<PathBuf> {
+        let folder = self.host.paths.vm(&vm.id);
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&folder)
+            .map_err(|error| Error::io("make the VM's folder", &folder, &error))?;
+        Ok(folder)
+    }
+
     async fn create_files(&self, vm: &VmHandle, has_folder: bool) -> Result<()> {
         let mut image = None;
         if vm.spec.from.is_none() && !vm.spec.own_volumes {
@@ -200,11 +229,7 @@ impl Node {
             self.volumes.check(&vm.spec.disks)?;
         }
         if !has_folder {
-            let folder = self.host.paths.vm(&vm.id);
-            fs::DirBuilder::new()
-                .mode(0o700)
-                .create(&folder)
-                .map_err(|error| Error::io("make the VM's folder", &folder, &error))?;
+            let folder = self.make_folder(vm)?;
             if let (Some(image), true) = (&image, vm.spec.root_disk.is_some()) {
                 // After an error, the disk is removed with the VM's folder.
                 self.make_root_disk(vm, folder, image).await?;

@@ -87,7 +87,7 @@ impl Node {
         };
         let mut children = Vec::with_capacity(names.len());
         for name in names {
-            match self.make_vm(name, spec.clone(), None).await {
+            match self.make_child(name, spec.clone()).await {
                 Ok(child) => children.push(child),
                 Err(error) => {
                     for child in &children {

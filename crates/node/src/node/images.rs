@@ -1,12 +1,13 @@
 //! Images: list, import, inspect, remove.
 
-use super::{NAME_TIME, Node};
+use super::{NAME_TIME, Node, run_to_completion};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::base::BASE;
 use jiffy_content::images::import::Which;
 use jiffy_content::model::vm::Spec;
 use jiffy_wire::api::{Action, Image, ImageSource, Pruned, Subject};
 use std::io::Read;
+use std::sync::Arc;
 use tracing::warn;
 
 impl Node {
@@ -54,27 +55,36 @@ impl Node {
     }
 
     /// Removes images that can be pulled again and that no VM needs.
-    pub async fn prune_images(&self) -> Result<Pruned> {
+    pub async fn prune_images(self: &Arc<Self>) -> Result<Pruned> {
         self.end_hidden_vms(|spec| spec.image.contains('/')).await;
-        let pruned = self
-            .images
-            .prune(|name| async move { self.check_image_unused(&name).await })
-            .await?;
-        for name in &pruned.names {
-            self.image_changed(name, Action::Removed);
-        }
-        Ok(pruned)
+        let all = Arc::clone(self);
+        run_to_completion(async move {
+            let node = &all;
+            let pruned = node
+                .images
+                .prune(|name| async move { node.check_image_unused(&name).await })
+                .await?;
+            for name in &pruned.names {
+                node.image_changed(name, Action::Removed);
+            }
+            Ok(pruned)
+        })
+        .await
     }
 
-    /// Removes an image.
-    pub async fn remove_image(&self, name: &str, registry: Option<&str>) -> Result<()> {
-        let name = &self.images.full_name(name, registry)?;
-        self.release_image(name).await;
-        self.images
-            .remove(name, || self.check_image_unused(name))
-            .await?;
-        self.image_changed(name, Action::Removed);
-        Ok(())
+    /// Removes an image, and its golden snapshots. Once that has begun, it is done and told also if
+    /// the client leaves.
+    pub async fn remove_image(self: &Arc<Self>, name: &str, registry: Option<&str>) -> Result<()> {
+        let name = self.images.full_name(name, registry)?;
+        self.release_image(&name).await;
+        let node = Arc::clone(self);
+        run_to_completion(async move {
+            let removed = node.images.remove(&name, || node.check_image_unused(&name));
+            removed.await?;
+            node.image_changed(&name, Action::Removed);
+            Ok(())
+        })
+        .await
     }
 
     /// The image of this name is another one now, or was removed.

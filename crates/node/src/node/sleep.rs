@@ -10,7 +10,6 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Root;
 use jiffy_content::room::memory::Amount;
 use jiffy_content::snapshots::draft::Draft;
-use jiffy_content::snapshots::remove_in_background;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_sys::priority::AWAITED;
 use jiffy_vmhost::folders;
@@ -101,7 +100,6 @@ impl Node {
         watch
             .step(names::BALLOON, self.squeeze(vm, spare, SQUEEZE_TIME))
             .await;
-        let to = folders::hibernated_in(&folder);
         let slept = async {
             self.complete(vm).await?;
             drop(room);
@@ -109,7 +107,7 @@ impl Node {
             manifest.note_processor(self.processor_of(vm).await);
             // The files of an earlier wake can be replaced: all of their contents are in memory
             // now.
-            let to = to.clone();
+            let to = folders::hibernated_in(&folder);
             let saved = write(draft, captured, root, manifest, to, true, &mut watch).await?;
             vm.ask(Command::Hibernate).await??;
             Ok(saved)
@@ -129,8 +127,9 @@ impl Node {
                 let _ = self.resume_vcpus(vm).await;
                 self.deflate(vm).await;
                 drop(frozen);
-                if vm.view.borrow().paged.is_none() {
-                    let _ = remove_in_background(&to);
+                let view = vm.view.borrow();
+                if view.paged.is_none() {
+                    folders::forget_sleep(&folder, view.root.as_ref());
                 }
                 Err(error)
             }

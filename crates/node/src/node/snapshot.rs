@@ -288,18 +288,17 @@ impl Node {
             let users = self.users_of(name);
             let Some(user) = users.first() else {
                 let (snapshots, images) = (Arc::clone(&self.snapshots), Arc::clone(&self.images));
-                let removed = name.to_owned();
+                let (host, removed) = (Arc::clone(&self.host), name.to_owned());
+                // Told there, because the client may leave meanwhile.
                 let removed = tokio::task::spawn_blocking(move || {
                     snapshots.remove(&removed)?;
+                    let events = &host.events;
+                    events.publish(Subject::Snapshot, Action::Removed, &removed);
                     // Removes its chunks and their origins, if nothing else uses them.
                     images.collect_garbage();
                     Ok(())
                 });
-                join_result(removed.await)?;
-                self.host
-                    .events
-                    .publish(Subject::Snapshot, Action::Removed, name);
-                return Ok(());
+                return join_result(removed.await);
             };
             let leaving = self
                 .registry

@@ -8,6 +8,16 @@ use jiffy_wire::api::{Vm, VmState};
 const HALTED: &str = "The host has nearly no memory left, and this VM keeps growing: it is halted until other VMs end or free memory.";
 
 impl Node {
+    /// Does [`Node::shown`] add anything to the view of this VM?
+    pub fn has_more_to_show(&self, vm: &VmHandle) -> bool {
+        let state = vm.view.borrow().vm.state;
+        match state {
+            VmState::Running => vm.spec.idle.is_some() || self.pressure.is_halted(&vm.id),
+            VmState::Hibernated => matches!(vm.waking.last(), Some((_, Err(_)))),
+            _ => false,
+        }
+    }
+
     /// A VM as the API shows it, with its activity, or why it could not be woken.
     pub fn shown(&self, vm: &VmHandle) -> Vm {
         let mut shown = vm.vm();

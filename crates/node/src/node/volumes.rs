@@ -59,11 +59,16 @@ impl Node {
                 vm.name
             )));
         }
-        let volumes = Arc::clone(&self.volumes);
+        let (host, volumes) = (Arc::clone(&self.host), Arc::clone(&self.volumes));
         let wanted = name.to_owned();
-        let work = tokio::task::spawn_blocking(move || volumes.resize(&wanted, size_mib));
+        // Told there, because the client may leave meanwhile.
+        let work = tokio::task::spawn_blocking(move || {
+            let note = volumes.resize(&wanted, size_mib)?;
+            host.events
+                .publish(Subject::Volume, Action::Updated, &wanted);
+            Ok(note)
+        });
         let note = operation::join_result(work.await)?;
-        self.volume_changed(name, Action::Updated);
         let volume = self.volume(name)?;
         Ok(ResizedVolume { volume, note })
     }

@@ -25,7 +25,6 @@ use jiffy_content::model::vm::{Failure, MainState, VmRecord};
 use jiffy_content::paths::Paths;
 use jiffy_content::room::memory::Amount;
 use jiffy_content::roots;
-use jiffy_content::snapshots::remove_in_background;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::volumes::{Lease, Volumes};
 use jiffy_jail::access::open_folder;
@@ -408,7 +407,7 @@ impl Actor {
             running.gate = Gate::Waking;
         } else if self.record.paged.is_none() {
             // Its hibernation was not finished.
-            let _ = remove_in_background(&hibernated_in(&self.folder()));
+            folders::forget_sleep(&self.folder(), self.record.root.as_ref());
         }
         self.log_end.send_replace(running.log.end());
         self.phase = Phase::Active(Box::new(running));

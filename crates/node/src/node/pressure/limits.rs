@@ -18,16 +18,20 @@ pub(super) struct Limits {
 
 impl Node {
     /// Limits the growth of each of these VMs to this many bytes from now on, except the first VM
-    /// and VMs with an operation in progress: a capture needs memory.
+    /// and VMs with an operation in progress: a capture needs memory. `None` lifts the limits of all
+    /// VMs.
     pub(super) fn limit_growth(
         self: &Arc<Self>,
         vms: &[Arc<VmHandle>],
         growing: &Growing,
         bytes: Option<u64>,
     ) {
+        // One that was limited may be paused by now; it would still be throttled when it is resumed.
+        let all = bytes.is_none().then(|| self.registry.all());
+        let vms = all.as_deref().unwrap_or(vms);
         let limits = vms.iter().filter_map(|vm| {
-            let is_free = growing.is_first(vm) || vm.try_operate().is_none();
             let pid = vm.view.borrow().vm.pid?;
+            let is_free = growing.is_first(vm) || vm.try_operate().is_none();
             Some((pid, bytes.filter(|_| !is_free)))
         });
         let limits: Vec<_> = limits.collect();
