@@ -4,6 +4,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
 use jiffy_vmhost::network::{
     DEFAULT, NONE, Network, check_policy, check_ports, check_proxy_ports, hosts_entry,
+    is_about_a_name,
 };
 use jiffy_wire::api::{ImageConfig, NetworkUse};
 use jiffy_wire::guest::is_host_name;
@@ -42,6 +43,7 @@ pub(super) fn wanted(
 pub(super) fn of_snapshot(
     name: &str,
     captured: &Spec,
+    is_pulled: bool,
     asked: NetworkUse,
     network: &Network,
 ) -> Result<Option<NetworkUse>> {
@@ -56,6 +58,10 @@ pub(super) fn of_snapshot(
         ))
         .hint("Use `--deny all` instead of `--network none`.")),
         Some(mut kept) => {
+            if is_pulled {
+                distrust(&mut kept);
+                check(&mut kept)?;
+            }
             // The network belongs to another node, or was removed.
             let missing = |name: &&mut String| network.check_name(name).is_err();
             if let Some(name) = kept.name.as_mut().filter(missing) {
@@ -67,6 +73,15 @@ pub(super) fn of_snapshot(
             }
         }
     }
+}
+
+/// Removes what a pulled snapshot must not choose, because whoever made it may be a stranger: VMs of
+/// this node that it would see, name servers, and addresses of the host and of private networks that
+/// its policy would open.
+fn distrust(kept: &mut NetworkUse) {
+    kept.name = Some(DEFAULT.to_owned());
+    kept.dns.clear();
+    kept.policy.allow.retain(|rule| is_about_a_name(rule));
 }
 
 /// The settings of a snapshot with those of a request in place of them. Settings that the request
@@ -202,6 +217,36 @@ mod tests {
         assert!(refused(|it| it.hosts = vec!["db=1".into()]).contains("db=1"));
         assert!(refused(|it| it.policy.deny = vec!["host:1".into()]).contains("host"));
         assert!(refused(|it| it.dns = vec!["192.0.2.1".into(); 4]).contains("3 name servers"));
+    }
+
+    #[test]
+    fn a_pulled_snapshot_opens_nothing_of_this_node() {
+        let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect();
+        let mut kept = NetworkUse {
+            name: Some("lab".into()),
+            dns: words(&["10.0.0.1"]),
+            policy: NetworkPolicy {
+                allow: words(&[
+                    "host:5432",
+                    "10.0.0.0/8",
+                    "all:443",
+                    "*.example.org:443",
+                    "x y",
+                ]),
+                deny: words(&["all"]),
+            },
+            ..NetworkUse::default()
+        };
+        distrust(&mut kept);
+        let left = NetworkUse {
+            name: Some(DEFAULT.into()),
+            policy: NetworkPolicy {
+                allow: words(&["*.example.org:443"]),
+                deny: words(&["all"]),
+            },
+            ..NetworkUse::default()
+        };
+        assert_eq!(kept, left);
     }
 
     #[test]

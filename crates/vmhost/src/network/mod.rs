@@ -34,7 +34,9 @@ pub use jiffy_net::inbound::InboundConnection;
 pub use names::{DEFAULT, NONE, plain};
 pub use open::{Settings, Wanted, uninstall};
 pub use recovered::recovered;
-pub use specs::{check_policy, check_ports, check_proxy_ports, is_open_to_the_proxy};
+pub use specs::{
+    check_policy, check_ports, check_proxy_ports, is_about_a_name, is_open_to_the_proxy,
+};
 pub use traffic::traffic;
 
 use failures::failed;

@@ -67,6 +67,12 @@ pub fn check_ports(texts: &[String]) -> Result<Vec<Publish>> {
     Ok(ports)
 }
 
+/// Whether a rule of a policy is about a name. Names open public addresses only.
+pub fn is_about_a_name(rule: &str) -> bool {
+    let rule = rule.parse::<Rule>();
+    rule.is_ok_and(|rule| matches!(rule.to, jiffy_net::policy::Target::Domain(_)))
+}
+
 /// Parses a network policy.
 pub fn check_policy(policy: &NetworkPolicy) -> Result<Policy> {
     if policy.allow.len() + policy.deny.len() > RULES {
