@@ -93,15 +93,26 @@ pub fn check_volumes(disks: &[VolumeUse]) -> Result<()> {
             disks.len()
         )));
     }
+    let place = |disk: &VolumeUse| {
+        let path = disk.mount.as_deref();
+        path.map(|path| path.trim_end_matches('/').to_owned())
+    };
     for (index, disk) in disks.iter().enumerate() {
+        let others = &disks[..index];
         names::check("volume", &disk.name)?;
-        if let Some(path) = &disk.mount {
-            check_mount(&format!("The volume {}", disk.name), path)?;
-        }
-        if disks[..index].iter().any(|other| other.name == disk.name) {
+        if others.iter().any(|other| other.name == disk.name) {
             return Err(Error::invalid(format!(
                 "The volume {} is given twice.",
                 disk.name
+            )));
+        }
+        let Some(path) = &disk.mount else {
+            continue;
+        };
+        check_mount(&format!("The volume {}", disk.name), path)?;
+        if others.iter().any(|other| place(other) == place(disk)) {
+            return Err(Error::invalid(format!(
+                "Two volumes can't be mounted on {path}."
             )));
         }
     }
@@ -238,6 +249,19 @@ pub fn check_hostname(name: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_volumes_need_two_places() {
+        let volume = |name: &str, mount: &str| VolumeUse {
+            name: name.into(),
+            mount: Some(mount.into()).filter(|mount: &String| !mount.is_empty()),
+            ..VolumeUse::default()
+        };
+        check_volumes(&[volume("a", "/a"), volume("b", "/b")]).unwrap();
+        check_volumes(&[volume("a", ""), volume("b", "")]).unwrap();
+        let error = check_volumes(&[volume("a", "/data"), volume("b", "/data/")]).unwrap_err();
+        assert!(error.to_string().contains("on /data/"), "{error}");
+    }
 
     #[test]
     fn every_invalid_command_is_refused() {
