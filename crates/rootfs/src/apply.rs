@@ -5,6 +5,7 @@ use crate::error::ImportError;
 use crate::layer::LayerStream;
 use crate::tree::{Attributes, Content, Input, Kind, NameError, Piece, Tree};
 use crate::xattrs::{MAX_XATTR_NAME, MAX_XATTRS, is_storable};
+use std::collections::HashSet;
 
 /// How a layer marks names of lower layers as removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +45,7 @@ pub(crate) fn apply(
 ) -> Result<(), ImportError> {
     let base = stream.base;
     let mut archive = Archive::new(stream);
+    let mut hidden = HashSet::new();
     tree.begin_layer();
     while let Some(entry) = archive.next_entry()? {
         counts.entries += 1;
@@ -56,6 +58,7 @@ pub(crate) fn apply(
             input,
             base,
             whiteouts,
+            hidden: &mut hidden,
             counts,
         };
         layer.entry(entry).map_err(|error| match error {
@@ -86,6 +89,8 @@ struct Layer<'a> {
     input: u32,
     base: u64,
     whiteouts: Whiteouts,
+    /// Names that an overlay's whiteouts of this layer hide.
+    hidden: &'a mut HashSet<Vec<u8>>,
     counts: &'a mut Counts,
 }
 
@@ -95,9 +100,16 @@ impl Layer<'_> {
             return Ok(());
         }
         let overlay = self.overlay_attributes(&mut entry)?;
-        let is_whiteout = entry.kind == EntryKind::CharDevice(0, 0) || overlay.is_whiteout;
+        let is_whiteout = match &entry.kind {
+            EntryKind::CharDevice(0, 0) => true,
+            // Overlayfs makes whiteouts links to one inode, and guests of older releases send them so.
+            EntryKind::HardLink(target) => self.hidden.contains(target),
+            _ => overlay.is_whiteout,
+        };
         if self.whiteouts == Whiteouts::OciOrOverlay && is_whiteout {
-            return Ok(self.tree.white_out(&entry.path)?);
+            self.tree.white_out(&entry.path)?;
+            self.hidden.insert(entry.path);
+            return Ok(());
         }
         let attributes = self.attributes(&mut entry).map_err(ApplyError::Other)?;
         let kind = match entry.kind {

@@ -112,10 +112,13 @@ fn whiteouts_of_an_overlay_upper_folder_are_applied() {
     let base = Tar::new()
         .file("a/x", b"1")
         .file("a/y", b"2")
+        .file("a/w", b"5")
         .file("b/z", b"3")
         .bytes();
     let changes = Tar::new()
         .device("a/x", 0, 0)
+        // As guests of older releases send a second whiteout.
+        .link(tar::EntryType::Link, "a/w", "a/x")
         .xattr("trusted.overlay.opaque", b"y")
         .folder("b")
         .xattr("trusted.overlay.origin", b"whatever")
@@ -124,6 +127,7 @@ fn whiteouts_of_an_overlay_upper_folder_are_applied() {
     let (_, out, _) = grow_overlay(&base, &changes, scratch.path());
     let root = extract(&out);
     assert!(!root.root.join("a/x").exists() && root.root.join("a/y").exists());
+    assert!(!root.root.join("a/w").exists());
     assert!(!root.root.join("b/z").exists() && root.root.join("b/new").exists());
 
     let moved = Tar::new()
