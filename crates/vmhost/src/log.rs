@@ -168,6 +168,11 @@ fn current(folder: &Path) -> PathBuf {
     folder.join("command.log")
 }
 
+/// The next segment, until it takes the current one's place.
+fn fresh(folder: &Path) -> PathBuf {
+    folder.join("command.log.new")
+}
+
 fn previous(folder: &Path) -> PathBuf {
     folder.join("command.log.1")
 }
@@ -234,8 +239,12 @@ impl Writer {
         let opened = regular::open_with(options.read(true).write(true), &current(folder));
         let file = match opened {
             Ok(file) => file,
+            // A rotation that was cut short between its two renames is finished.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Writer::create(folder);
+                return match fs::rename(fresh(folder), current(folder)) {
+                    Ok(()) => Writer::open(folder),
+                    Err(_) => Writer::create(folder),
+                };
             }
             Err(error) => return Err(error),
         };
@@ -353,9 +362,13 @@ impl Writer {
             stdout: self.stdout,
             stderr: self.stderr,
         };
-        let fresh = self.folder.join("command.log.new");
+        let fresh = fresh(&self.folder);
         let file = new_segment(&fresh, &start)?;
-        fs::rename(current(&self.folder), previous(&self.folder))?;
+        match fs::rename(current(&self.folder), previous(&self.folder)) {
+            // An earlier attempt failed after this step.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
+        }
         fs::rename(&fresh, current(&self.folder))?;
         self.file = Some(file);
         self.start = start;

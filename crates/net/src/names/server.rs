@@ -34,6 +34,8 @@ const ON_ONE_CONNECTION: usize = 64;
 /// An address stays open a little longer than its TTL, because a program may resolve the name at
 /// the last moment and connect afterwards.
 const GRACE: Duration = Duration::from_secs(10);
+/// Least time between two warnings that addresses could not be opened.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 /// Pause after a socket error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(50);
 
@@ -112,6 +114,9 @@ pub struct NameServer {
     open: Box<dyn Open>,
     cache: Mutex<Cache>,
     asked: Mutex<HashMap<VmId, usize>>,
+    /// When it last warned that addresses could not be opened: a guest can bring that about with
+    /// every query.
+    warned: Mutex<Option<Instant>>,
 }
 
 impl NameServer {
@@ -124,6 +129,7 @@ impl NameServer {
             open: Box::new(open),
             cache: Mutex::default(),
             asked: Mutex::default(),
+            warned: Mutex::default(),
         }
     }
 
@@ -301,10 +307,21 @@ impl NameServer {
         accesses.all(|at| match self.open.open(asker.vm, at, &opened) {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!(vm = %asker.vm, %error, "the addresses of an allowed name could not be opened");
+                if self.may_warn() {
+                    tracing::warn!(vm = %asker.vm, %error, "the addresses of an allowed name could not be opened");
+                }
                 false
             }
         })
+    }
+
+    fn may_warn(&self) -> bool {
+        let mut warned = lock(&self.warned);
+        let may = warned.is_none_or(|last| last.elapsed() >= WARN_INTERVAL);
+        if may {
+            *warned = Some(Instant::now());
+        }
+        may
     }
 }
 

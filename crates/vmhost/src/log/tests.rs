@@ -165,3 +165,26 @@ proptest! {
         Writer::open(folder.path()).unwrap();
     }
 }
+
+#[test]
+fn a_rotation_that_was_cut_short_is_finished() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = Writer::create(folder.path()).unwrap();
+    log.begin().unwrap();
+    let end = log.append(Kind::Output(Stream::Stdout), b"before").unwrap();
+    // As `rotate` does it, up to its second rename.
+    let start = SegmentStart {
+        position: end,
+        stdout: log.stdout,
+        stderr: log.stderr,
+    };
+    new_segment(&fresh(folder.path()), &start).unwrap();
+    fs::rename(current(folder.path()), previous(folder.path())).unwrap();
+    drop(log);
+    let mut log = Writer::open(folder.path()).unwrap();
+    assert_eq!((log.end(), log.offset(Stream::Stdout)), (end, 6));
+    assert!(!fresh(folder.path()).exists());
+    log.append(Kind::Output(Stream::Stdout), b"after").unwrap();
+    let read = Reader::new(folder.path(), 0).batch(u64::MAX).unwrap();
+    assert!(read.iter().any(|record| record.data == b"after"));
+}
