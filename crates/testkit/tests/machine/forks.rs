@@ -62,8 +62,10 @@ fn three_forked_children_have_new_identities_and_run_on() {
     let jiffy = jiffy();
     jiffy.witness("parent", &[], "count /tmp/n");
     jiffy.wait_for_count_above("parent", 2);
-    // As a list of blocked names does, more than a page.
-    let block = "for n in $(seq 300); do echo \"0.0.0.0 blocked-$n.example\"; done >> /etc/hosts";
+    // The lines that init writes, and more than a page of others, as a list of blocked names has.
+    let block = "(printf '127.0.0.1\\tlocalhost\\n::1\\tlocalhost ip6-localhost ip6-loopback\\n'; \
+                 printf '127.0.1.1\\tparent\\n'; \
+                 for n in $(seq 300); do echo \"0.0.0.0 blocked-$n.example\"; done) > /etc/hosts";
     jiffy.ok(&["exec", "parent", "sh", "-c", block]);
     let children = jiffy.ok(&["fork", "parent", "-n", "3", "--name", "child"]);
     assert_eq!(children, "child-1\nchild-2\nchild-3");
