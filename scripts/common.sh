@@ -54,6 +54,16 @@ step() {
     }
 }
 
+# What both `make check` and `make test` check first.
+static_checks() {
+    step "format" cargo fmt --all --check
+    step "lints" cargo clippy --workspace --all-targets --quiet -- -D warnings
+    # Nothing else lints it with this feature: see its Cargo.toml.
+    step "lints of jiffy-init" cargo clippy --profile small -p jiffy-guest \
+        --features freestanding --quiet -- -D warnings
+    step "dependencies" scripts/cargo-deny --locked check licenses bans sources
+}
+
 summary() {
     ((${#times[@]} == 0)) || printf '%s\n' "${times[@]}" >&2
 }

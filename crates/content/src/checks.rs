@@ -64,6 +64,11 @@ pub fn check_folders(folders: &[FolderUse]) -> Result<()> {
     check_places(folders)
 }
 
+/// The path without slashes at its end, as mount points are compared.
+pub fn mount_point(path: &str) -> &str {
+    path.trim_end_matches('/')
+}
+
 /// Checks where in the guest folders are mounted.
 pub fn check_places(folders: &[FolderUse]) -> Result<()> {
     if folders.len() > MAX_FOLDERS {
@@ -74,8 +79,8 @@ pub fn check_places(folders: &[FolderUse]) -> Result<()> {
     }
     for (index, folder) in folders.iter().enumerate() {
         check_mount(&format!("The folder {}", folder.source), &folder.mount)?;
-        let mount = folder.mount.trim_end_matches('/');
-        let same = |other: &FolderUse| other.mount.trim_end_matches('/') == mount;
+        let mount = mount_point(&folder.mount);
+        let same = |other: &FolderUse| mount_point(&other.mount) == mount;
         if folders[..index].iter().any(same) {
             return Err(Error::invalid(format!(
                 "Two folders of the host can't be mounted on {mount}."
@@ -93,10 +98,6 @@ pub fn check_volumes(disks: &[VolumeUse]) -> Result<()> {
             disks.len()
         )));
     }
-    let place = |disk: &VolumeUse| {
-        let path = disk.mount.as_deref();
-        path.map(|path| path.trim_end_matches('/').to_owned())
-    };
     for (index, disk) in disks.iter().enumerate() {
         let others = &disks[..index];
         names::check("volume", &disk.name)?;
@@ -110,7 +111,8 @@ pub fn check_volumes(disks: &[VolumeUse]) -> Result<()> {
             continue;
         };
         check_mount(&format!("The volume {}", disk.name), path)?;
-        if others.iter().any(|other| place(other) == place(disk)) {
+        let mut taken = others.iter().filter_map(|other| other.mount.as_deref());
+        if taken.any(|other| mount_point(other) == mount_point(path)) {
             return Err(Error::invalid(format!(
                 "Two volumes can't be mounted on {path}."
             )));

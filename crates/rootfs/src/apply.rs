@@ -100,12 +100,13 @@ impl Layer<'_> {
             return Ok(());
         }
         let overlay = self.overlay_attributes(&mut entry)?;
-        let is_whiteout = match &entry.kind {
-            EntryKind::CharDevice(0, 0) => true,
-            // Overlayfs makes whiteouts links to one inode, and guests of older releases send them so.
-            EntryKind::HardLink(target) => self.hidden.contains(target),
-            _ => overlay.is_whiteout,
-        };
+        let is_whiteout = overlay.is_whiteout
+            || match &entry.kind {
+                EntryKind::CharDevice(0, 0) => true,
+                // Overlayfs links whiteouts to one inode, and guests of older releases send links.
+                EntryKind::HardLink(target) => self.hidden.contains(target),
+                _ => false,
+            };
         if self.whiteouts == Whiteouts::OciOrOverlay && is_whiteout {
             self.tree.white_out(&entry.path)?;
             self.hidden.insert(entry.path);

@@ -58,7 +58,7 @@ pub fn hibernated_in(vm_folder: &Path) -> PathBuf {
 /// Removes the memory of an earlier hibernation, which a running VM does not need any more. If its
 /// root file system is there, that stays: later captures link it, and its image may not be on this
 /// node.
-pub fn forget_sleep(vm_folder: &Path, root: Option<&Root>) {
+pub fn remove_hibernated_memory(vm_folder: &Path, root: Option<&Root>) {
     let folder = hibernated_in(vm_folder);
     if !root.is_some_and(|root| root.path.starts_with(&folder)) {
         let _ = remove_in_background(&folder);
@@ -97,14 +97,14 @@ mod tests {
             }
         };
         made();
-        forget_sleep(vm.path(), Some(&of(folder.join("root.erofs"))));
+        remove_hibernated_memory(vm.path(), Some(&of(folder.join("root.erofs"))));
         let left = names.map(|name| folder.join(name).exists());
         assert_eq!(left, [false, true, false]);
         made();
-        forget_sleep(vm.path(), Some(&of("/images/base/image.erofs".into())));
+        remove_hibernated_memory(vm.path(), Some(&of("/images/base/image.erofs".into())));
         assert!(!folder.exists());
         made();
-        forget_sleep(vm.path(), None);
+        remove_hibernated_memory(vm.path(), None);
         assert!(!folder.exists());
     }
 

@@ -45,7 +45,7 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
         return Ok(Vec::new());
     }
     wait_for(once)?;
-    let pulled = format!("{HOST}/{SMALL_LAZY}");
+    let pulled = pulled_image();
     let registry = (start == BurstStart::Pulled).then(|| image::pull(&pulled));
     let _registry = registry.transpose()?;
     let vms = numbered("burst", size);
@@ -99,6 +99,10 @@ fn numbered(name: &str, count: u32) -> Vec<String> {
         .collect()
 }
 
+fn pulled_image() -> String {
+    format!("{HOST}/{SMALL_LAZY}")
+}
+
 /// A command whose VM stays until it is removed, so that no VM ends during the burst, unless the
 /// machine has no room for all.
 fn argv(burst: Burst, number: usize, vm: &str) -> Vec<String> {
@@ -113,7 +117,7 @@ fn argv(burst: Burst, number: usize, vm: &str) -> Vec<String> {
     if burst.start != BurstStart::Golden {
         argv.push("--cold");
     }
-    let pulled = format!("{HOST}/{SMALL_LAZY}");
+    let pulled = pulled_image();
     if burst.start == BurstStart::Pulled {
         argv.push(&pulled);
     }

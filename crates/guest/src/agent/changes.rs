@@ -98,7 +98,7 @@ impl Tar<'_> {
         let status = fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW);
         let status = status.map_err(|error| failed(path, error))?;
         let kind = FileType::from_raw_mode(status.st_mode);
-        if has_names(&status) {
+        if may_be_hard_link(&status) {
             let key = (status.st_dev, status.st_ino);
             if let Some(first) = self.links.get(&key).cloned() {
                 let mut entry = Entry::new(path, &status, b'1');
@@ -341,9 +341,9 @@ fn octal(field: &mut [u8], mut number: u64) {
     }
 }
 
-/// Whether an entry may be one of several names of a file. Each whiteout hides its own name, but
-/// overlayfs makes them links to one inode. Sockets are left out, so that nothing can link to them.
-fn has_names(status: &Stat) -> bool {
+/// Whether an entry may be a hard link. Each whiteout hides its own name, but overlayfs makes them
+/// links to one inode. Sockets are left out, so that nothing can link to them.
+fn may_be_hard_link(status: &Stat) -> bool {
     let kind = FileType::from_raw_mode(status.st_mode);
     let is_whiteout = kind == FileType::CharacterDevice && status.st_rdev == 0;
     let can_be_linked = !is_whiteout && !matches!(kind, FileType::Directory | FileType::Socket);
@@ -409,15 +409,15 @@ mod tests {
     fn whiteouts_that_share_an_inode_are_no_hard_links() {
         let mut device = fs::stat("/dev/null").unwrap();
         device.st_nlink = 2;
-        assert!(has_names(&device));
+        assert!(may_be_hard_link(&device));
         let mut whiteout = device;
         whiteout.st_rdev = 0;
-        assert!(!has_names(&whiteout));
+        assert!(!may_be_hard_link(&whiteout));
         device.st_nlink = 1;
-        assert!(!has_names(&device));
+        assert!(!may_be_hard_link(&device));
         let mut folder = fs::stat("/").unwrap();
         folder.st_nlink = 2;
-        assert!(!has_names(&folder));
+        assert!(!may_be_hard_link(&folder));
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Node {
                 drop(frozen);
                 let view = vm.view.borrow();
                 if view.paged.is_none() {
-                    folders::forget_sleep(&folder, view.root.as_ref());
+                    folders::remove_hibernated_memory(&folder, view.root.as_ref());
                 }
                 Err(error)
             }

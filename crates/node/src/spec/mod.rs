@@ -8,7 +8,7 @@ pub use network::inherited;
 
 use jiffy_content::checks::{
     MAX_COMMAND, check_command, check_cpus, check_folders, check_hostname, check_max_cpus,
-    check_max_memory, check_memory, check_volumes,
+    check_max_memory, check_memory, check_volumes, mount_point,
 };
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::base::BASE;
@@ -240,8 +240,8 @@ fn folders_of_snapshot(
 ) -> Result<Vec<FolderUse>> {
     let mut folders = Vec::with_capacity(wanted.len());
     for folder in captured {
-        let mount = folder.mount.trim_end_matches('/');
-        let is_it = |given: &FolderUse| given.mount.trim_end_matches('/') == mount;
+        let mount = mount_point(&folder.mount);
+        let is_it = |given: &FolderUse| mount_point(&given.mount) == mount;
         let Some(at) = wanted.iter().position(is_it) else {
             return Err(Error::invalid(format!(
                 "The VM of the snapshot {name} shared a folder of its host on {mount}."

@@ -59,7 +59,7 @@ pub(super) fn of_snapshot(
         .hint("Use `--deny all` instead of `--network none`.")),
         Some(mut kept) => {
             if is_pulled {
-                distrust(&mut kept);
+                remove_untrusted(&mut kept);
                 check(&mut kept)?;
             }
             // The network belongs to another node, or was removed.
@@ -78,7 +78,7 @@ pub(super) fn of_snapshot(
 /// Removes what a pulled snapshot must not choose, because whoever made it may be a stranger: VMs of
 /// this node that it would see, name servers, and addresses of the host and of private networks that
 /// its policy would open.
-fn distrust(kept: &mut NetworkUse) {
+fn remove_untrusted(kept: &mut NetworkUse) {
     kept.name = Some(DEFAULT.to_owned());
     kept.dns.clear();
     kept.policy.allow.retain(|rule| is_about_a_name(rule));
@@ -237,7 +237,7 @@ mod tests {
             },
             ..NetworkUse::default()
         };
-        distrust(&mut kept);
+        remove_untrusted(&mut kept);
         let left = NetworkUse {
             name: Some(DEFAULT.into()),
             policy: NetworkPolicy {

@@ -281,18 +281,9 @@ pub fn is_full(folder: &Path) -> bool {
         let valid = head.boot == [0; 16] || head.boot == boot_id()?;
         let mut bits = vec![0; (length - MAP_HEADER as u64) as usize];
         file.read_exact_at(&mut bits, MAP_HEADER as u64)?;
-        let (words, _) = bits.as_chunks();
-        let bits_of = |word: &[u8; 8]| u64::from_le_bytes(*word);
         // Bits after the last unit have no meaning.
-        let (whole, rest) = (head.units() / 64, head.units() % 64);
-        let (whole, last) = words.split_at_checked(whole as usize).unwrap_or_default();
-        let rest = (1 << rest) - 1;
-        let has_all = whole.iter().all(|word| bits_of(word) == u64::MAX)
-            && (rest == 0
-                || last
-                    .first()
-                    .is_some_and(|word| bits_of(word) & rest == rest));
-        Ok(valid && contents.len() == head.length && has_all)
+        let has = |unit: u64| bits[(unit / 8) as usize] >> (unit % 8) & 1 == 1;
+        Ok(valid && contents.len() == head.length && (0..head.units()).all(has))
     };
     read().unwrap_or(false)
 }

@@ -107,8 +107,8 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
 }
 
 /// Drops about `bytes` bytes of the unused caches in the same folder, in the folder's order, of each
-/// first what was not read lately, and returns the bytes that were freed. Caches that cannot be trimmed are skipped. No cache of
-/// this process is opened meanwhile.
+/// first what was not read lately, and returns the bytes that were freed. Caches that cannot be
+/// trimmed are skipped. No cache of this process is opened meanwhile.
 pub fn trim_others(folder: &Path, bytes: u64) -> u64 {
     let _alone = write(&TRIM_LOCK);
     let beside = folder.parent().map(fs::read_dir);

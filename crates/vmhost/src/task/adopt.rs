@@ -407,7 +407,7 @@ impl Actor {
             running.gate = Gate::Waking;
         } else if self.record.paged.is_none() {
             // Its hibernation was not finished.
-            folders::forget_sleep(&self.folder(), self.record.root.as_ref());
+            folders::remove_hibernated_memory(&self.folder(), self.record.root.as_ref());
         }
         self.log_end.send_replace(running.log.end());
         self.phase = Phase::Active(Box::new(running));

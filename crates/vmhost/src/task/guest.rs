@@ -150,7 +150,7 @@ impl Actor {
                 self.note(&note);
             }
             FromGuest::PoweringOff => {
-                if !self.is_at_rest() {
+                if !self.is_paused_or_hibernated() {
                     self.record.state = VmState::Stopping;
                 }
                 self.powering_off();
@@ -169,7 +169,7 @@ impl Actor {
 
     /// Is it paused or hibernated? What its guest sent before is read now, if a slow client held
     /// that up.
-    fn is_at_rest(&self) -> bool {
+    fn is_paused_or_hibernated(&self) -> bool {
         matches!(self.record.state, VmState::Paused | VmState::Hibernated)
     }
 
@@ -343,7 +343,7 @@ impl Actor {
         self.record.main = MainState::Ended(end);
         if self.record.spec.command.is_some() {
             // Init powers off once it knows that the end is stored.
-            if !self.is_at_rest() {
+            if !self.is_paused_or_hibernated() {
                 self.record.state = VmState::Stopping;
             }
             if let Some(running) = self.phase.running_mut()
