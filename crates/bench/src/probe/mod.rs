@@ -26,9 +26,10 @@ use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::VmmEvent;
 use lazy::Pager;
 use restore::Stage;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -370,13 +371,26 @@ fn since(
 
 /// CPU time of all threads, nanoseconds (proc(5), schedstat).
 fn cpu_ns(pid: u32) -> Result<u64> {
+    let tasks = format!("/proc/{pid}/task");
     let mut total = 0;
-    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let text = fs::read_to_string(task?.path().join("schedstat"))?;
+    for task in fs::read_dir(&tasks).context(tasks)? {
+        let text = match fs::read_to_string(task?.path().join("schedstat")) {
+            // The thread has ended since it was listed.
+            Err(error) if has_ended(&error) => continue,
+            text => text?,
+        };
         let first = text.split_whitespace().next().context("schedstat")?;
         total += first.parse::<u64>()?;
     }
     Ok(total)
+}
+
+/// Whether a file of procfs can't be read because its thread has ended.
+fn has_ended(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOENT | Errno::SRCH)
+    )
 }
 
 /// Resident memory outside of mappings as large as guest RAM, bytes.
