@@ -9,6 +9,7 @@
 //! * [`descriptors`]: the limit of open files (RLIMIT_NOFILE).
 //! * [`dial`]: connections to Unix sockets, also for a program that may not connect by name.
 //! * [`durable`]: atomic replacement of files.
+//! * [`epoll`]: waiting for events with a timeout in nanoseconds.
 //! * [`fds`]: descriptors sent over a Unix socket.
 //! * [`folders`]: Jiffy's folders.
 //! * [`mod@fork`]: fork(2) of a process with one thread.
@@ -47,6 +48,7 @@ pub mod contents;
 pub mod descriptors;
 pub mod dial;
 pub mod durable;
+pub mod epoll;
 pub mod fds;
 pub mod folders;
 pub mod fork;

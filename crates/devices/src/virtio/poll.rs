@@ -1,10 +1,14 @@
 //! Waiting for events, for devices' threads.
 
-use jiffy_sys::activity;
+use jiffy_sys::{activity, epoll};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+/// Most events that are reported at once.
+const EVENTS_MAX: usize = 64;
+const NO_EVENT: libc::epoll_event = libc::epoll_event { events: 0, u64: 0 };
 
 /// All events of a socket, edge-triggered.
 pub(crate) fn any_edge() -> EventSet {
@@ -63,13 +67,16 @@ impl PollSet {
     /// Sleeps until an event comes or `timeout` is over (`None`: forever). An interrupted sleep
     /// reports no events.
     pub fn wait(&self, timeout: Option<Duration>, events: &mut [EpollEvent]) -> io::Result<usize> {
-        // Rounded up, because a deadline in half a millisecond would otherwise be polled in a loop.
-        let timeout = timeout.map_or(-1, |t| {
-            i32::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
-        });
-        match activity::wait("serves", || self.0.wait(timeout, events)) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
-            other => other,
+        let mut found = [NO_EVENT; EVENTS_MAX];
+        let room = events.len().min(EVENTS_MAX);
+        let wait = || epoll::wait(&self.0, &mut found[..room], timeout);
+        let count = match activity::wait("serves", wait) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            other => other?,
+        };
+        for (event, found) in events.iter_mut().zip(&found[..count]) {
+            *event = EpollEvent::new(EventSet::from_bits_truncate(found.events), found.u64);
         }
+        Ok(count)
     }
 }

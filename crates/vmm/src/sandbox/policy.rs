@@ -168,8 +168,7 @@ static BLOCK_ON_DEMAND_BY_NAME: Filter = filter_of(&[COMMON, FILE, DISK, PAGER, 
 
 /// Serving sockets: of vsock, and the control socket.
 const SOCKETS: &[Rule] = &[
-    call(libc::SYS_epoll_wait),
-    call(libc::SYS_epoll_pwait),
+    call(libc::SYS_epoll_pwait2),
     call(libc::SYS_epoll_ctl),
     call(libc::SYS_accept4),
     call(libc::SYS_recvfrom),
@@ -193,8 +192,7 @@ static VSOCK_BY_NAME: Filter = filter_of(&[COMMON, SOCKETS, VSOCK_IOCTLS, START,
 static NET: Filter = filter_of(&[
     COMMON,
     &[
-        call(libc::SYS_epoll_wait),
-        call(libc::SYS_epoll_pwait),
+        call(libc::SYS_epoll_pwait2),
         call(libc::SYS_epoll_ctl),
         call(libc::SYS_readv),
         // Setting offloads and the number of queues that the driver negotiated.
@@ -212,8 +210,7 @@ static NET: Filter = filter_of(&[
 static FS: Filter = filter_of(&[
     COMMON,
     &[
-        call(libc::SYS_epoll_wait),
-        call(libc::SYS_epoll_pwait),
+        call(libc::SYS_epoll_pwait2),
         call(libc::SYS_epoll_ctl),
         call(libc::SYS_sendto),
         call(libc::SYS_recvfrom),

@@ -10,8 +10,8 @@ use super::options::NetArgs;
 use super::receive::Receive;
 use super::state::{NetState, RestoreError};
 use super::transmit::Transmit;
-use super::worker::{Pair, Worker};
-use super::{CONTROL_QUEUE_SIZE, PAIRS_MAX, QUEUE_SIZE};
+use super::worker::{Pair, Task, Worker};
+use super::{CONTROL_QUEUE_SIZE, PAIRS_MAX, RECEIVE_QUEUE_SIZE, TRANSMIT_QUEUE_SIZE};
 use crate::log_limit::LogLimit;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice, WorkerRole,
@@ -76,7 +76,7 @@ impl Net {
         let pairs = endpoints
             .into_iter()
             .map(|endpoint| Pair::new(endpoint).map(Some));
-        let mut queue_sizes = vec![QUEUE_SIZE; 2 * usize::from(count)];
+        let mut queue_sizes = [RECEIVE_QUEUE_SIZE, TRANSMIT_QUEUE_SIZE].repeat(count.into());
         queue_sizes.push(CONTROL_QUEUE_SIZE);
         Ok(Net {
             link: Arc::new(Link::new(&args, gate, count, connected)),
@@ -209,6 +209,7 @@ impl Net {
             interrupt: activation.interrupt.clone(),
             link: link.clone(),
             stop: stop.clone(),
+            held_interrupt: Task::Idle,
         };
         let work = Work::start(
             "network device",

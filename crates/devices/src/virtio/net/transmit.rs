@@ -17,6 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use thiserror::Error;
 
+/// Frames that were sent since the last interrupt are few and small up to this cost.
+const FEW: Cost = Cost {
+    operations: 32,
+    bytes: 16 << 10,
+};
+
 /// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
@@ -30,6 +36,24 @@ pub(super) enum Turn {
     Later(u64),
     /// There may be more to do when an event comes, and there is after this many nanoseconds.
     Within(u64),
+}
+
+/// Whether the driver wants an interrupt for frames that were sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    No,
+    /// They are few and small: the guest does not need their memory at once.
+    Soon,
+    Now,
+}
+
+impl Wanted {
+    fn for_sent(sent: Cost) -> Wanted {
+        match sent.operations <= FEW.operations && sent.bytes <= FEW.bytes {
+            true => Wanted::Soon,
+            false => Wanted::Now,
+        }
+    }
 }
 
 /// Why a frame is dropped.
@@ -56,6 +80,8 @@ pub(super) struct Transmit {
     /// The frame that is being sent.
     segments: Vec<Segment>,
     vectors: Vectors,
+    /// What was sent since the last interrupt.
+    since_interrupt: Cost,
 }
 
 impl Transmit {
@@ -68,6 +94,7 @@ impl Transmit {
             returned: Vec::new(),
             segments: Vec::new(),
             vectors: Vectors::default(),
+            since_interrupt: Cost::default(),
         }
     }
 
@@ -80,8 +107,16 @@ impl Transmit {
     }
 
     /// Whether the driver wants an interrupt for the chains of the last turn.
-    pub(super) fn wants_interrupt(&mut self, memory: &GuestMemory) -> bool {
-        self.ring.wants_interrupt(memory)
+    pub(super) fn wanted_interrupt(&mut self, memory: &GuestMemory) -> Wanted {
+        match self.ring.wants_interrupt(memory) {
+            true => Wanted::for_sent(self.since_interrupt),
+            false => Wanted::No,
+        }
+    }
+
+    /// The driver got an interrupt.
+    pub(super) fn interrupted(&mut self) {
+        self.since_interrupt = Cost::default();
     }
 
     /// Sends frames for one turn. A frame that was taken from the queue is sent, dropped, or put
@@ -123,6 +158,7 @@ impl Transmit {
                         turn = Turn::Blocked;
                         break;
                     }
+                    self.since_interrupt.bytes += cost.bytes;
                 }
                 Err(malformed) => {
                     self.link.counters.sent.dropped();
@@ -131,6 +167,7 @@ impl Transmit {
             }
             self.returned.push(used(head, 0));
         }
+        self.since_interrupt.operations += self.returned.len() as u64;
         self.ring.give_back_together(memory, &mut self.returned);
         turn
     }
@@ -218,5 +255,19 @@ impl Transmit {
             }
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_for_few_small_frames_is_an_interrupt_not_urgent() {
+        let sent = |operations, bytes| Wanted::for_sent(Cost { operations, bytes });
+        assert_eq!(sent(1, 66), Wanted::Soon);
+        assert_eq!(sent(FEW.operations, FEW.bytes), Wanted::Soon);
+        assert_eq!(sent(FEW.operations + 1, 2000), Wanted::Now);
+        assert_eq!(sent(1, FEW.bytes + 1), Wanted::Now);
     }
 }

@@ -4,7 +4,7 @@ use super::backend::Endpoint;
 use super::config::Link;
 use super::control::Control;
 use super::receive::Receive;
-use super::transmit::{Transmit, Turn};
+use super::transmit::{Transmit, Turn, Wanted};
 use crate::GuestMemory;
 use crate::virtio::device::{ActiveQueue, Interrupt};
 use crate::virtio::poll::{self, PollSet};
@@ -15,6 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use vmm_sys_util::epoll::{EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
+
+/// How long the driver may wait for an interrupt for a few small frames that were sent. Usually
+/// frames come before that, and one interrupt is for both.
+const SENT_WAIT_NS: u64 = 100_000;
 
 const BELL: u64 = 0;
 const ENDPOINT: u64 = 1;
@@ -86,6 +90,8 @@ pub(super) struct Worker {
     pub(super) interrupt: Arc<dyn Interrupt>,
     pub(super) link: Arc<Link>,
     pub(super) stop: Arc<AtomicBool>,
+    /// When to send an interrupt that is not urgent.
+    pub(super) held_interrupt: Task,
 }
 
 /// Which work may be possible.
@@ -96,9 +102,9 @@ struct Ready {
     control: bool,
 }
 
-/// The state of one direction.
+/// The state of one direction, or of an interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Task {
+pub(super) enum Task {
     Now,
     /// Wait for an event.
     Idle,
@@ -199,22 +205,35 @@ impl Worker {
                 let turn = self.receive.serve(&memory, &mut self.pair.endpoint);
                 ready.receive = Task::after(turn);
             }
-            // One interrupt for both queues.
-            let sent = self.transmit.wants_interrupt(&memory);
-            if self.receive.wants_interrupt(&memory) || sent {
-                self.interrupt.used_buffers();
-            }
+            self.interrupt(&memory);
             if !self.pair.endpoint.is_connected() {
                 self.link.set_down(&*self.interrupt);
             }
             self.wait(&mut ready)?;
         }
+        if self.held_interrupt != Task::Idle {
+            self.interrupt.used_buffers();
+        }
         Ok(())
+    }
+
+    /// Sends an interrupt if the driver wants one: one for both queues. One for a few small frames
+    /// that were sent is held.
+    fn interrupt(&mut self, memory: &GuestMemory) {
+        let received = self.receive.wants_interrupt(memory);
+        let sent = self.transmit.wanted_interrupt(memory);
+        if received || sent == Wanted::Now || self.held_interrupt.is_due() {
+            self.held_interrupt = Task::Idle;
+            self.transmit.interrupted();
+            self.interrupt.used_buffers();
+        } else if sent == Wanted::Soon && self.held_interrupt == Task::Idle {
+            self.held_interrupt = Task::after(Turn::Within(SENT_WAIT_NS));
+        }
     }
 
     /// Waits, unless there is work.
     fn wait(&mut self, ready: &mut Ready) -> io::Result<()> {
-        let tasks = [ready.receive, ready.transmit].into_iter();
+        let tasks = [ready.receive, ready.transmit, self.held_interrupt].into_iter();
         let soonest = tasks.filter_map(Task::timeout).min();
         let mut events = [EpollEvent::default(); 8];
         let count = self.pair.poll.wait(soonest, &mut events)?;

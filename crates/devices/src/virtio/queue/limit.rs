@@ -31,7 +31,7 @@ pub struct RateLimit {
 /// The cost of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Requests, 0 or 1.
+    /// Requests; a request has 0 or 1.
     pub operations: u64,
     /// Bytes that are transferred.
     pub bytes: u64,

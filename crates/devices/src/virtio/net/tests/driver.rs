@@ -2,7 +2,7 @@
 
 use crate::GuestMemory;
 use crate::virtio::device::VirtioDevice;
-use crate::virtio::net::{Backend, CONTROL_QUEUE_SIZE, Mac, Net, NetArgs, QUEUE_SIZE, header};
+use crate::virtio::net::{Backend, Mac, Net, NetArgs, header};
 use crate::virtio::queue::RateLimit;
 use crate::virtio::testing::{Buffer, DriverQueue, Running, TIMEOUT, Used, memory};
 use std::os::unix::net::UnixDatagram;
@@ -80,22 +80,18 @@ pub struct Guest {
 
 impl Guest {
     pub fn start(net: Net, features: u64) -> Guest {
-        Guest::with_queue_size(net, features, QUEUE_SIZE)
+        Guest::with_queue_size(net, features, u16::MAX)
     }
 
+    /// A guest with queues of at most `size` entries.
     pub fn with_queue_size(net: Net, features: u64, size: u16) -> Guest {
         let memory = memory(MEMORY_BYTES as usize);
-        let count = net.queue_max_sizes().len();
-        let queues = (0..count)
-            .map(|number| {
-                let size = if number + 1 == count {
-                    CONTROL_QUEUE_SIZE
-                } else {
-                    size
-                };
-                DriverQueue::new(memory.clone(), RINGS + RING_ROOM * number as u64, size)
-            })
-            .collect();
+        let sizes = net.queue_max_sizes().iter();
+        let queues = (0..).zip(sizes).map(|(number, most)| {
+            let place = RINGS + RING_ROOM * number;
+            DriverQueue::new(memory.clone(), place, size.min(*most))
+        });
+        let queues = queues.collect();
         Guest::over(net, features, memory, queues)
     }
 

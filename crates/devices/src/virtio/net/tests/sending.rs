@@ -133,5 +133,34 @@ fn transmit_interrupts_follow_the_drivers_settings() {
     for _ in 0..20 {
         guest.send(&with_header(&frame(1, 60)));
     }
+    let interrupt = guest.device.interrupt.clone();
     let (_, _) = guest.device.stop();
+    assert_eq!(interrupt.counts().used_buffers, 1);
+}
+
+#[test]
+fn an_interrupt_that_is_held_comes_when_nothing_else_does() {
+    let (net, _hosts) = on_datagrams(1);
+    let mut guest = Guest::start(net, USUAL);
+    for number in 0..3 {
+        guest.queues[1].set_used_event(number);
+        guest.send(&with_header(&frame(1, 60)));
+        guest
+            .device
+            .interrupt
+            .wait(|counts| counts.used_buffers == u64::from(number) + 1);
+    }
+}
+
+#[test]
+fn an_interrupt_that_is_held_comes_before_the_device_stops() {
+    for _ in 0..20 {
+        let (net, _hosts) = on_datagrams(1);
+        let mut guest = Guest::start(net, USUAL);
+        guest.queues[1].set_used_event(0);
+        guest.send(&with_header(&frame(1, 60)));
+        let interrupt = guest.device.interrupt.clone();
+        let (_, _) = guest.device.stop();
+        assert_eq!(interrupt.counts().used_buffers, 1);
+    }
 }
