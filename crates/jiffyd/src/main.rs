@@ -64,7 +64,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     paths.prepare()?;
     let _lock = lock::lock(&paths)?;
     if options.remove_network {
-        let settings = options.node()?.network;
+        let settings = options.node(None)?.network;
         return uninstall(&settings, &paths)
             .map_err(|why| anyhow::anyhow!("The network of VMs can't be removed: {why}."));
     }
@@ -83,7 +83,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
     };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let node = Node::open(paths.clone(), options.node()?).await?;
+    let config = options.node(listeners.tcp_address())?;
+    let node = Node::open(paths.clone(), config).await?;
     let proxy = proxy.map(|proxy| tokio::spawn(proxy.serve(Arc::clone(&node))));
     info!(
         socket = %paths.socket.display(),
