@@ -778,6 +778,31 @@ fn json_collects_the_output() {
     assert_eq!(shown["vm"]["name"], "web");
 }
 
+#[test]
+fn an_interrupt_ends_the_wait_for_the_end_of_the_vm() {
+    let node = FakeNode::new(|request, peer| {
+        if is_session(request) {
+            peer.upgrade();
+            peer.exit(9);
+        } else {
+            assert!(request.line.ends_with("/wait"), "{}", request.line);
+            std::thread::sleep(TIMEOUT);
+        }
+    });
+    let mut jiffy = node.jiffy();
+    jiffy.args(["run", "--format", "json", "x"]);
+    let child = jiffy.stdout(Stdio::piped()).spawn().unwrap();
+    eventually("it waits", || node.requests().len() == 2);
+    let begun = Instant::now();
+    kill_process(pid(&child), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    // Without a signal it waits for 150 s.
+    assert!(begun.elapsed() < Duration::from_secs(100));
+    assert_eq!(output.status.code(), Some(9), "the command's own");
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shown["vm"], serde_json::Value::Null);
+}
+
 /// A node that keeps the kernels that it gets, and runs commands that succeed.
 fn keeps_kernels() -> FakeNode {
     let kernels = std::sync::Mutex::new(Vec::<serde_json::Value>::new());

@@ -33,7 +33,7 @@ use vm_memory::GuestMemoryAtomic;
 /// Most monitors that wait in the socket's queue.
 const BACKLOG: i32 = 16;
 /// How long a monitor may take for its first message, because others wait for it.
-const GREETING_TIME: Duration = Duration::from_secs(5);
+const GREETING_TIME: Duration = Duration::from_secs(15);
 
 /// Why a disk can't be served.
 #[derive(Debug, Error)]

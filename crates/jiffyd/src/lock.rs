@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const DYING_TIME: Duration = Duration::from_secs(10);
 /// How long an ending daemon may take to release the lock: a service manager may start the next one
 /// meanwhile.
-const ENDING_TIME: Duration = Duration::from_secs(5);
+const ENDING_TIME: Duration = Duration::from_secs(10);
 /// How often locking is retried.
 const DYING_POLL: Duration = Duration::from_millis(2);
 /// Number of the lock's descriptor, above all that programs of the daemon get, if the limit of open

@@ -64,18 +64,17 @@ async fn run(options: Options) -> anyhow::Result<()> {
     paths.prepare()?;
     let _lock = lock::lock(&paths)?;
     if options.remove_network {
-        let settings = options.node()?.network;
+        let settings = options.node(None)?.network;
         return uninstall(&settings, &paths)
             .map_err(|why| anyhow::anyhow!("The network of VMs can't be removed: {why}."));
     }
     let proxy = options.proxy()?;
+    let tls = proxy.as_ref().and_then(|settings| settings.tls.clone());
+    tokio::spawn(reload_on(signal(SignalKind::hangup())?, tls));
     let listeners = Listeners::open(&paths.socket, options.tcp()?, options.connections).await?;
     let proxy = match proxy {
         None => None,
         Some(settings) => {
-            if let Some(tls) = settings.tls.clone() {
-                tokio::spawn(reload_on(signal(SignalKind::hangup())?, tls));
-            }
             let address = settings.address;
             let bound = Proxy::bind(settings).await;
             Some(bound.with_context(|| format!("The proxy can't listen on {address}"))?)
@@ -83,7 +82,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
     };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let node = Node::open(paths.clone(), options.node()?).await?;
+    let config = options.node(listeners.tcp_address())?;
+    let node = Node::open(paths.clone(), config).await?;
     let proxy = proxy.map(|proxy| tokio::spawn(proxy.serve(Arc::clone(&node))));
     info!(
         socket = %paths.socket.display(),
@@ -109,12 +109,14 @@ async fn run(options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reloads the proxy's certificate at each of these signals.
-async fn reload_on(mut hangup: Signal, tls: Arc<Tls>) {
+/// Reloads the proxy's certificate, if it has one, at each of these signals. None of them ends the
+/// daemon: it is the usual signal to read files again.
+async fn reload_on(mut hangup: Signal, tls: Option<Arc<Tls>>) {
     while hangup.recv().await.is_some() {
-        match tls.reload() {
-            Ok(()) => info!("the proxy's certificate was reloaded"),
-            Err(error) => warn!(%error, "the proxy keeps its previous certificate"),
+        match tls.as_ref().map(|tls| tls.reload()) {
+            None => info!("SIGHUP is ignored: the proxy has no certificate to reload"),
+            Some(Ok(())) => info!("the proxy's certificate was reloaded"),
+            Some(Err(error)) => warn!(%error, "the proxy keeps its previous certificate"),
         }
     }
 }

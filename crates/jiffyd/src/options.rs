@@ -301,8 +301,9 @@ pub type Range = jiffy_net::Cidr;
 pub struct TcpAddress(pub SocketAddr);
 
 impl Options {
-    /// The options of the node.
-    pub fn node(&self) -> anyhow::Result<Config> {
+    /// The options of the node. `api`: the TCP address on which the API listens; the kernel may have
+    /// chosen its port.
+    pub fn node(&self, api: Option<SocketAddr>) -> anyhow::Result<Config> {
         Ok(Config {
             registry: self.registry.clone(),
             policy: Policy::read(&self.signed)?,
@@ -324,7 +325,7 @@ impl Options {
                 wanted: self.vm_network,
                 v4: self.vm_ipv4,
                 v6: self.vm_ipv6,
-                never: self.never_reached(),
+                never: self.never_reached(api),
                 everywhere: std::env::var_os(LOOPBACK).is_some(),
             },
         })
@@ -348,8 +349,8 @@ impl Options {
 
     /// Ports of the host that VMs never reach: the API's; the next one, of the machine's agent; and
     /// the proxy's, through which they would reach one another.
-    fn never_reached(&self) -> Vec<u16> {
-        let api = self.listen.iter().flat_map(api_ports);
+    fn never_reached(&self, api: Option<SocketAddr>) -> Vec<u16> {
+        let api = api.into_iter().flat_map(api_ports);
         api.chain(self.proxy.map(|address| address.port()))
             .collect()
     }
@@ -384,8 +385,8 @@ impl Options {
 }
 
 /// The API's port, and the next one.
-fn api_ports(api: &TcpAddress) -> [u16; 2] {
-    let port = api.0.port();
+fn api_ports(api: SocketAddr) -> [u16; 2] {
+    let port = api.port();
     [port, port.saturating_add(1)]
 }
 
@@ -468,9 +469,15 @@ mod tests {
 
     #[test]
     fn vms_reach_neither_the_api_nor_the_machine_agent() {
-        let never = |text: &str| api_ports(&text.parse().unwrap());
-        assert_eq!(never("tcp:10.0.2.15:7070"), [7070, 7071]);
+        let never = |listen: &str, bound: &str| {
+            let options = Options::parse_from(["jiffyd", "--listen", listen]);
+            let config = options.node(Some(bound.parse().unwrap())).unwrap();
+            config.network.never
+        };
+        assert_eq!(never("tcp:10.0.2.15:7070", "10.0.2.15:7070"), [7070, 7071]);
         // There is no next port.
-        assert_eq!(never("tcp:[::]:65535"), [65535, 65535]);
+        assert_eq!(never("tcp:[::]:65535", "[::]:65535"), [65535, 65535]);
+        // The kernel has chosen the port.
+        assert_eq!(never("tcp:127.0.0.1:0", "127.0.0.1:40001"), [40001, 40002]);
     }
 }

@@ -30,9 +30,9 @@ const LEAST_SPACE: u64 = 1 << 20;
 /// How long programs in the machine may take to end when it is stopped.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How long QEMU may take to end after that.
-const STOP_LIMIT: Duration = Duration::from_secs(20);
+const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// How long an ending QEMU may keep its disk open after its pid file is gone.
-const DISK_LIMIT: Duration = Duration::from_millis(300);
+const DISK_LIMIT: Duration = Duration::from_secs(3);
 
 /// The folders of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]

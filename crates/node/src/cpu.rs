@@ -11,8 +11,8 @@ use tokio::sync::OnceCell;
 use tokio::time::timeout;
 use tracing::debug;
 
-/// How long KVM has to answer; it takes some milliseconds.
-const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long KVM has to answer; it takes some milliseconds, and more on a busy host.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The result of `jiffy-vmm cpu` on this host.
 #[derive(Debug)]

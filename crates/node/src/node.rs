@@ -44,7 +44,7 @@ use tracing::{info, warn};
 /// How long a new VM waits for a name whose holder is being removed.
 const NAME_TIME: Duration = Duration::from_secs(10);
 /// How long VMs' tasks have to save unsaved state when the daemon ends.
-const FLUSH_TIME: Duration = Duration::from_secs(2);
+const FLUSH_TIME: Duration = Duration::from_secs(5);
 
 mod accessed;
 mod balloon;

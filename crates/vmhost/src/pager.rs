@@ -53,7 +53,7 @@ const DISKS_AT_ONCE: usize = 8;
 const COMPLETE_TIME: Duration = Duration::from_secs(600);
 
 /// How long a request waits until the next pager knows its VM or disk.
-const NEXT_PAGER_TIME: Duration = Duration::from_secs(5);
+const NEXT_PAGER_TIME: Duration = Duration::from_secs(15);
 
 /// The node's side of the pager.
 #[derive(Debug)]

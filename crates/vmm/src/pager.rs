@@ -51,7 +51,7 @@ const TIMEOUT: Duration = Duration::from_millis(900);
 const TIMEOUT_VARIABLE: &str = "JIFFY_PAGER_PATIENCE_MS";
 /// Least time that a VM waits for the pager's answer about the working set. A pager may be busy,
 /// and the VM can't start without the answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long after the first entry the written pages are reported.
 const WRITTEN_REPORT_DELAY: Duration = Duration::from_millis(20);
 /// Longest line of a pager, bytes.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// `jiffy image`
 #[derive(Debug, Subcommand)]
 pub enum Image {
-    /// Pull an image from a registry
+    /// Pull an image or a snapshot from a registry, like `jiffy pull`
     Pull(Pull),
     /// Create an image from a folder, a tar, an OCI layout or the output of
     /// `docker save`
@@ -29,7 +29,7 @@ pub enum Image {
         #[arg(required = true, value_name = "IMAGE")]
         names: Vec<String>,
     },
-    /// Remove images
+    /// Remove images that no VM uses
     Rm {
         /// Their names
         #[arg(required = true, value_name = "IMAGE")]

@@ -126,6 +126,7 @@ pub enum Verb {
     /// Pause the vCPUs of VMs
     Pause(Later<snapshot::Vms>),
     /// Resume paused VMs
+    #[command(visible_alias = "unpause")]
     Resume(Later<snapshot::Vms>),
     /// Change the limits of VMs while they run
     Update(Later<update::Update>),
@@ -381,6 +382,7 @@ pub enum Kernel {
         variant: String,
     },
     /// List the node's kernels, if it runs, and those in this user's cache
+    #[command(visible_alias = "ls")]
     List {
         /// Output format
         #[arg(long, value_enum, default_value = "table")]

@@ -20,14 +20,14 @@ pub struct VmOptions {
     /// Remove the VM when it has ended
     #[arg(long)]
     pub rm: bool,
-    /// vCPUs, 1 to 32
+    /// vCPUs, 1 to 32 [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
     pub cpus: Option<u8>,
     /// The most vCPUs that `jiffy update --cpus` may give it while it runs
     /// [default: as many as it starts with]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
     pub max_cpus: Option<u8>,
-    /// RAM: 256, 256M, 2G (without a letter: MiB)
+    /// RAM: 256, 256M, 2G (without a letter: MiB) [default: 128M]
     #[arg(long, short, value_name = "SIZE", value_parser = mebibytes)]
     pub memory: Option<u64>,
     /// The most RAM that `jiffy update --memory` may give it while it runs, at most 16 times what
@@ -239,7 +239,7 @@ pub struct Run {
     pub argv: Vec<String>,
 }
 
-const RUN_HELP: &str = "\
+const RUN_HELP: &str = "Examples:
   jiffy run -- CMD                 CMD in the image that comes with jiffy
   jiffy run debian [--] CMD        CMD in an image of `jiffy image ls`
   jiffy run localhost:5000/web:2   the command of an image from a registry

@@ -52,7 +52,7 @@ pub struct Hibernate {
 #[derive(Debug, Args)]
 #[command(after_long_help = FORK_HELP)]
 pub struct Fork {
-    /// Number of children
+    /// Number of children [default: 1]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub count: Option<u32>,
     /// Name of the child; several are called NAME-1, NAME-2, …

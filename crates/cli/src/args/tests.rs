@@ -28,6 +28,22 @@ fn the_clap_definitions_are_consistent() {
 }
 
 #[test]
+fn verbs_have_the_names_that_users_of_docker_expect() {
+    assert!(matches!(parse("jiffy unpause box").verb, Verb::Resume(_)));
+    let listed = parse("jiffy kernel ls").verb;
+    assert!(format!("{listed:?}").contains("List"), "{listed:?}");
+}
+
+#[test]
+fn the_examples_of_run_are_in_one_column() {
+    let mut run = Cli::command();
+    run.build();
+    let run = run.find_subcommand_mut("run").unwrap();
+    let help = run.render_long_help().to_string();
+    assert!(help.contains("\n  jiffy run -- CMD"), "{help}");
+}
+
+#[test]
 fn the_command_begins_at_the_first_non_option_word() {
     let with_dashes = run("jiffy run --name box -e A=1 -- date -u");
     let without = run("jiffy run --name box -e A=1 --image web date -u");

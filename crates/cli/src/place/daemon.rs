@@ -15,8 +15,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Timeout of a daemon that is started.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Timeout of a daemon that is started. One that fails closes its pipe at once, so only one that
+/// hangs is waited for as long.
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 /// Most bytes of the log's end that are searched for a cause.
 const LOG_TAIL: u64 = 4096;
 

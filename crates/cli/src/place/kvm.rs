@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 pub const DEVICE: &str = "/dev/kvm";
 /// The hint when /dev/kvm exists and can't be opened.
 pub const JOIN: &str = "join its group: `usermod -aG kvm $USER`, then log in again";
-/// Timeout of the probe.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of the probe, which takes some milliseconds, and more on a busy host.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most bytes of the probe's answer; it has a few hundred.
 const MAX_ANSWER: usize = 64 * 1024;
 
@@ -116,7 +116,9 @@ pub fn probe(folders: &Folders) -> Result<KvmProbe> {
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(failed(match error.kind() {
-                    ErrorKind::TimedOut => "did not end within 5 seconds".into(),
+                    ErrorKind::TimedOut => {
+                        format!("did not end within {} seconds", PROBE_TIMEOUT.as_secs())
+                    }
                     _ => format!("wrote output that can't be read: {}", reason(&error)),
                 }));
             }

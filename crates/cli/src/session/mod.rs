@@ -39,7 +39,7 @@ pub enum Leaving {
 }
 
 /// How long the VM may take to end after the user gave up.
-const KILL_TIMEOUT: Duration = Duration::from_secs(3);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Forwards stdin, signals and the terminal's size to the command, and its
 /// output to stdout and stderr (or into `capture`), until it ends.
@@ -89,6 +89,14 @@ pub async fn run(
         Ok(Err(left)) => leave(client, vm.as_deref(), leaving, left).await,
         Err(failure) => Err(with_vm_hint(failure, vm.as_deref())),
     }
+}
+
+/// Waits for a signal that ends a program. After a session none of them ends jiffy by itself.
+pub async fn asked_to_end() {
+    let Ok(mut signals) = signals::Signals::new() else {
+        return std::future::pending().await;
+    };
+    while !signals::ENDING.contains(&signals.next().await) {}
 }
 
 /// The user has left before the command ended.

@@ -19,6 +19,9 @@ pub const CONTINUED: i32 = 18;
 /// SIGWINCH.
 pub const WINDOW: i32 = 28;
 
+/// HUP, INT, QUIT, TERM: the signals by which users and the system end a program.
+pub const ENDING: [i32; 4] = [1, INTERRUPT, 3, 15];
+
 /// HUP, INT, QUIT, USR1, USR2, TERM, CONT, WINCH.
 const LISTENED: [i32; 8] = [1, INTERRUPT, 3, 10, 12, 15, CONTINUED, WINDOW];
 

@@ -19,8 +19,9 @@ use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use serde_json::json;
 use std::time::Duration;
 
-/// How long `--format json` and `--timeline=deep` wait for the VM to end after its command.
-const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long `--format json` and `--timeline=deep` wait for the VM to end after its command. Its guest
+/// has 120 s to write its disks back.
+const END_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// `jiffy run`
 pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
@@ -125,7 +126,8 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
             names::ANSWER_DELIVERED,
             delivered_ns,
         ));
-        if shown.deep {
+        // After the detach keys the VM keeps running.
+        if shown.deep && !matches!(result, Ok(Outcome::Done)) {
             // The VMM reports at its end what its threads did.
             let _ = ended(&client, &id).await;
         }
@@ -380,10 +382,14 @@ async fn merged(client: &Client, id: &str, own: Vec<Span>) -> Result<Timeline> {
     Ok(timeline)
 }
 
-/// The VM once it has ended; `None` if that takes too long.
+/// The VM once it has ended; `None` if that takes too long, also for the user.
 async fn ended(client: &Client, id: &str) -> Option<Vm> {
-    let vm = tokio::time::timeout(END_TIMEOUT, client.post::<Vm>(&vm_path(id, "/wait"))).await;
-    vm.ok().and_then(|vm| vm.ok())
+    let path = vm_path(id, "/wait");
+    tokio::select! {
+        biased;
+        () = session::asked_to_end() => None,
+        vm = tokio::time::timeout(END_TIMEOUT, client.post::<Vm>(&path)) => vm.ok()?.ok(),
+    }
 }
 
 /// Writes the timeline and, with `--format json`, the JSON object.

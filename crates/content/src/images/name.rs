@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::names;
 use jiffy_registry::Reference;
 use jiffy_registry::reference::ReferenceError;
+use std::net::Ipv6Addr;
 
 /// Longest name of a folder, bytes; the limit of common file systems (NAME_MAX).
 const MAX_FOLDER: usize = 255;
@@ -66,11 +67,13 @@ pub fn folder(name: &str) -> Result<String> {
             _ => folder.push_str(&format!("%{byte:02X}")),
         }
     }
-    if !name.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '[')
+    let behind = behind_ipv6(name);
+    if !(behind.is_some() || name.starts_with(|first: char| first.is_ascii_alphanumeric()))
         || name
             .bytes()
             .any(|byte| byte.is_ascii_control() || byte >= 0x80)
-        || name
+        || behind
+            .unwrap_or(name)
             .split(['/', ':', '@'])
             .any(|part| matches!(part, "" | "." | ".."))
     {
@@ -87,6 +90,14 @@ pub fn folder(name: &str) -> Result<String> {
         )));
     }
     Ok(folder)
+}
+
+/// What follows the host of `[IPv6]:PORT/…` or `[IPv6]/…`; `None` for another host. The parts of such
+/// an address, between its colons, may be empty.
+fn behind_ipv6(name: &str) -> Option<&str> {
+    let (address, behind) = name.strip_prefix('[')?.split_once(']')?;
+    address.parse::<Ipv6Addr>().ok()?;
+    behind.strip_prefix([':', '/'])
 }
 
 /// The name of the image in a folder; `None` if the folder's name is not valid.
@@ -121,17 +132,32 @@ mod tests {
             "registry.example/team/web:2",
             "registry.example/team/web@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
             "[::1]:5000/a:b",
+            "[2001:db8::7]/team/web@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
         ] {
-            // An IPv6 address has empty parts between its colons.
-            if name.starts_with('[') {
-                continue;
-            }
             let folder = folder(name).unwrap();
             assert!(!folder.contains('/'), "{folder}");
             assert_eq!(of_folder(&folder).as_deref(), Some(name));
         }
         for bad in [
-            "", ".", "..", "../up", "a/../b", "a//b", "/a", "a/", "a:b/\n", ".new-x", "a/ä",
+            "",
+            ".",
+            "..",
+            "../up",
+            "a/../b",
+            "a//b",
+            "/a",
+            "a/",
+            "a:b/\n",
+            ".new-x",
+            "a/ä",
+            "[::1]",
+            "[::1]:",
+            "[::1]a",
+            "[::1]:5000//a",
+            "[::1]/../a",
+            "[..]/a",
+            "[a]/b",
+            "[::1/a",
         ] {
             assert!(folder(bad).is_err(), "{bad:?}");
         }
@@ -162,9 +188,21 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_registry_may_have_an_ipv6_address() {
+        assert_eq!(
+            candidates("[::1]:5000/team/web", None).unwrap(),
+            ["[::1]:5000/team/web:latest"]
+        );
+        assert_eq!(
+            candidates("web", Some("[::1]:5000")).unwrap(),
+            ["web", "[::1]:5000/web:latest"]
+        );
+    }
+
     proptest! {
         #[test]
-        fn no_image_name_escapes_the_images_folder(name in "[a-zA-Z0-9./:@%_-]{1,40}") {
+        fn no_image_name_escapes_the_images_folder(name in "(\\[[0-9:.]{0,4}\\])?[a-zA-Z0-9./:@%_-]{1,40}") {
             if let Ok(folder) = folder(&name) {
                 prop_assert!(!folder.contains('/') && !folder.starts_with('.'));
                 prop_assert_eq!(of_folder(&folder), Some(name));

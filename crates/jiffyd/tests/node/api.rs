@@ -3,9 +3,23 @@
 use crate::client::{Answer, connect, request};
 use crate::daemon::{Daemon, eventually, tar_of};
 use jiffy_wire::api::{CreateVm, ErrorKind, Image, KernelInfo, REQUEST_HEADER, RequestState, Vm};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+
+#[test]
+fn a_hangup_without_a_certificate_is_ignored() {
+    let mut daemon = Daemon::start();
+    let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
+    kill_process(pid, Signal::HUP).unwrap();
+    eventually("it is logged", || {
+        let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+        log.contains("SIGHUP is ignored")
+    });
+    assert!(daemon.is_up());
+    assert_eq!(daemon.get("/v1/info").status, 200);
+}
 
 #[test]
 fn tcp_needs_the_token() {

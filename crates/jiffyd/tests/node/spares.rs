@@ -9,6 +9,7 @@ use jiffy_wire::timeline::{Timeline, names};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The process id of the waiting spare. Its process exists a moment before it can be taken.
 pub fn spare(daemon: &Daemon) -> u32 {
@@ -121,6 +122,16 @@ fn a_dead_spare_is_replaced() {
 
 #[test]
 fn a_configured_spare_outlives_its_daemon() {
+    spare_outlives_its_daemon(Duration::ZERO);
+}
+
+#[test]
+fn a_configured_spare_outlives_its_daemon_also_on_a_host_that_stalls_it() {
+    spare_outlives_its_daemon(Duration::from_secs(3));
+}
+
+/// The spare does not run for this time after the next daemon was started.
+fn spare_outlives_its_daemon(stalled: Duration) {
     let mut daemon = Daemon::start();
     let pid = spare(&daemon);
     let signal = |signal| {
@@ -136,8 +147,10 @@ fn a_configured_spare_outlives_its_daemon() {
     });
     daemon.killed();
     assert!(vmms(&daemon.data).is_empty());
+    daemon.begin(daemon.command());
+    std::thread::sleep(stalled);
     signal(Signal::CONT);
-    daemon.up();
+    daemon.answers();
     assert_eq!(daemon.vm("slow").state, VmState::Starting);
     release_guest(&daemon.vm_folder(&id));
     let slow = daemon.when("slow", VmState::Running);

@@ -33,8 +33,9 @@ use tracing::{debug, info, warn};
 const RECORDING_TIME: Duration = Duration::from_secs(2);
 /// How often it is looked for: the pager writes it without an event.
 const RECORDING_POLL: Duration = Duration::from_millis(5);
-/// How long a VMM has to report its guest's processor.
-const PROCESSOR_TIME: Duration = Duration::from_secs(5);
+/// How long a VMM has to report its guest's processor. Without it a later restore can't be refused in
+/// time on a host that lacks features, so a busy VMM gets long.
+const PROCESSOR_TIME: Duration = Duration::from_secs(30);
 
 /// Where in the guest a captured VM shared folders. Whoever gets the snapshot does not learn which
 /// folders of the host these were.

@@ -23,11 +23,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a VMM may take for its handshake, and to continue it after an answer.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a VMM may take for its handshake, and to continue it after an answer. Long, because a
+/// busy host may stall it, and one that takes this long keeps no other VM waiting.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a request to complete a VM waits for the VMM. A VMM whose pager died looks for the next
 /// one for 900 ms, and may need [`HANDSHAKE_TIMEOUT`] for its handshake.
-const VMM_TIMEOUT: Duration = Duration::from_secs(5);
+const VMM_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How the line of a connection that was made for a VMM begins ([`jiffy_wire::pager::OnBehalf`]).
 const ON_BEHALF: &[u8] = b"{\"on_behalf_of\"";

@@ -1,7 +1,7 @@
 //! Connections: time limits, certificates, proxies.
 
 use super::options::ClientOptions;
-use super::resolver::HostResolver;
+use super::resolver::{HostResolver, RegistryIsHere};
 use super::url::Url;
 use crate::RegistryError;
 use crate::error::Result;
@@ -32,6 +32,7 @@ pub(super) struct Transport {
     remote: OnceLock<Agent>,
     /// For hosts that the registry named; refuses this computer.
     restricted: OnceLock<Agent>,
+    registry: Arc<RegistryIsHere>,
 }
 
 /// How a request is sent.
@@ -57,13 +58,16 @@ impl Transport {
         for path in &options.authorities {
             authorities.extend(certificates(path)?);
         }
+        let registry = Arc::default();
+        let resolver = HostResolver::new(&registry);
         Ok(Self {
             options: options.clone(),
             authorities,
-            local_plain: agent(options, None, TlsConfig::default(), HostResolver::default()),
+            local_plain: agent(options, None, TlsConfig::default(), resolver),
             local_tls: OnceLock::new(),
             remote: OnceLock::new(),
             restricted: OnceLock::new(),
+            registry,
         })
     }
 
@@ -79,16 +83,17 @@ impl Transport {
             agent(&self.options, proxy, tls, resolver)
         };
         let agent = match (to.is_this_computer(), to.is_plain()) {
-            _ if route.restricted => self
-                .restricted
-                .get_or_init(|| secure(Proxy::try_from_env(), HostResolver::refuse_local())),
+            _ if route.restricted => self.restricted.get_or_init(|| {
+                let resolver = HostResolver::refuse_local(&self.registry);
+                secure(Proxy::try_from_env(), resolver)
+            }),
             (true, true) => &self.local_plain,
             (true, false) => self
                 .local_tls
-                .get_or_init(|| secure(None, HostResolver::default())),
+                .get_or_init(|| secure(None, HostResolver::new(&self.registry))),
             (false, _) => self
                 .remote
-                .get_or_init(|| secure(Proxy::try_from_env(), HostResolver::default())),
+                .get_or_init(|| secure(Proxy::try_from_env(), HostResolver::new(&self.registry))),
         };
         let Some(deadline) = route.deadline else {
             return agent.run(request);

@@ -22,9 +22,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
 /// How long a new pager has to start listening.
-const START_TIME: Duration = Duration::from_secs(10);
+const START_TIME: Duration = Duration::from_secs(30);
 /// How long a killed pager has to end.
-const END_TIME: Duration = Duration::from_secs(2);
+const END_TIME: Duration = Duration::from_secs(10);
 /// How often a new pager is checked for listening.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// A pager that dies more often than this many times in [`DEATHS_WITHIN`] is not restarted

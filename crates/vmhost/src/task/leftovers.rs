@@ -18,6 +18,11 @@ use tracing::warn;
 
 /// How long the VMM of an unknown VM has to stop before it is killed.
 const STOP_TIME: Duration = Duration::from_secs(2);
+/// How long a killed process has to end. On a busy host it waits for a CPU to end on.
+const END_TIME: Duration = Duration::from_secs(10);
+/// How long a spare has to become a VM's VMM or to end. If it is killed too soon, a VM that was just
+/// started is lost.
+const SPARE_TIME: Duration = Duration::from_secs(10);
 /// Polling interval while a spare VMM either becomes a VM's or ends, or a process gets a command
 /// line.
 const LOOK: Duration = Duration::from_millis(2);
@@ -32,7 +37,7 @@ pub(super) async fn end_sleeper(pid: u32, id: &str, host: &Host) {
     };
     if vmm_id(pid, host).as_deref() == Some(id) {
         process.kill();
-        let _ = timeout(STOP_TIME, process.ended()).await;
+        let _ = timeout(END_TIME, process.ended()).await;
     }
 }
 
@@ -49,7 +54,7 @@ pub(super) async fn end_impostor(host: &Host, id: &str, pid: u32) {
             pid, "ending a VMM that claims to be this VM's but runs as another user"
         );
         process.kill();
-        let _ = timeout(STOP_TIME, process.ended()).await;
+        let _ = timeout(END_TIME, process.ended()).await;
     }
 }
 
@@ -68,7 +73,7 @@ pub(super) async fn end_vmm(host: &Host, id: &str, pid: u32) -> bool {
     };
     if !matches!(timeout(STOP_TIME, stopped).await, Ok(Some(_))) {
         process.kill();
-        let _ = timeout(STOP_TIME, process.ended()).await;
+        let _ = timeout(END_TIME, process.ended()).await;
     }
     true
 }
@@ -76,7 +81,7 @@ pub(super) async fn end_vmm(host: &Host, id: &str, pid: u32) -> bool {
 /// Waits until no spares of the earlier daemon are left. A spare ends with its daemon, unless the
 /// daemon had just made it a VM's VMM.
 pub(super) async fn wait_for_spares(vms: &Path) {
-    let deadline = Instant::now() + STOP_TIME;
+    let deadline = Instant::now() + SPARE_TIME;
     let undecided = || -> Vec<u32> {
         let spares = vmms_of(vms, |id| id == NO_ID);
         spares.map(|(_, pid)| pid).collect()
@@ -93,7 +98,7 @@ pub(super) async fn wait_for_spares(vms: &Path) {
         if undecided().contains(&pid) {
             warn!(pid, "ending a spare VMM that did not end by itself");
             process.kill();
-            let _ = timeout(STOP_TIME, process.ended()).await;
+            let _ = timeout(END_TIME, process.ended()).await;
         }
     }
 }

@@ -20,8 +20,8 @@ use tracing::{debug, warn};
 /// Default time that programs have after SIGTERM.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 /// How long the agent has to accept the request, and the guest to report its power-off after the
-/// programs' grace period.
-const POWER_OFF_TIME: Duration = Duration::from_secs(5);
+/// programs' grace period. A guest that is ended sooner loses what it has not written to its disks.
+const POWER_OFF_TIME: Duration = Duration::from_secs(15);
 /// How long a guest that reported its power-off has to send its last messages, and to write back
 /// and unmount its disks. An init that PID 1 was handed to has 90 s of this (`guest::power`).
 const WRITE_BACK_TIME: Duration = Duration::from_secs(120);

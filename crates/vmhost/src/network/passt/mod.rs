@@ -323,7 +323,7 @@ fn addresses(vm: VmId) -> Addresses {
 
 /// Reserves ports, which may be those of a VM that has just ended.
 fn held(published: &[Publish]) -> Result<Held> {
-    let until = Instant::now() + FREED / 4;
+    let until = Instant::now() + FREED;
     loop {
         match Held::all(published) {
             Err(_) if Instant::now() < until => thread::sleep(RETRY),
