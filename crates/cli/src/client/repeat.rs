@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 /// How long a node may take to be restarted.
-pub(super) const RESTART_TIME: Duration = Duration::from_secs(15);
+pub(super) const RESTART_TIME: Duration = Duration::from_secs(5);
 /// Time between attempts.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 /// A node remembers a request for at least this long, however many others come.
