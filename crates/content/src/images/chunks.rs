@@ -30,7 +30,6 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tracing::info;
 
 /// Bytes of a chunk. Small chunks fetch less data that was not asked for; large chunks compress
 /// better. A guest reads ahead 128 KiB at most.
@@ -153,22 +152,12 @@ impl Chunks {
             }
         }
         if let (None, Some((_, key))) = (&free, oldest) {
-            self.remove_packing(&key);
+            self.remove_packing(&key)?;
             free = Some(key);
         }
         free.map(Place::Free).ok_or_else(|| {
             Error::internal(format!("No file name is free for another packing of {id}."))
         })
-    }
-
-    /// Removes a packing; processes that have it open can still read it.
-    fn remove_packing(&self, key: &str) {
-        let path = self.path(key);
-        info!(path = %path.display(), "removing the least recently used packing of an image");
-        // The image first: an image without its map would be taken for a whole one.
-        for path in [path.clone(), map_path(&path), self.origins_file(key)] {
-            let _ = fs::remove_file(path);
-        }
     }
 
     /// Is any part of the image here?
