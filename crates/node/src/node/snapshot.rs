@@ -1,7 +1,7 @@
 //! Snapshots: make, list, inspect, optimise, remove.
 
 use super::limits::current_spec;
-use super::operation::{Stopwatch, join_result};
+use super::operation::{Stopwatch, is_over, join_result};
 use super::{NAME_TIME, Node};
 use crate::golden;
 use jiffy_content::clock::{monotonic_ns, unix_seconds};
@@ -87,7 +87,9 @@ impl Node {
                 draft
             };
             if !resume && !wanted.stop {
-                self.resume_vcpus(&vm).await?;
+                let resumed = self.resume_vcpus(&vm).await;
+                // What was captured of a VM that has been ended since is whole.
+                resumed.or_else(|error| is_over(&vm).then_some(()).ok_or(error))?;
             }
             let frozen = match wanted.stop {
                 true => Some(taken.frozen),
@@ -110,15 +112,16 @@ impl Node {
                 return Err(error);
             }
         };
-        if wanted.stop {
-            vm.ask(Command::Kill).await??;
-            vm.when(|view| !view.is_active()).await;
-        }
-        drop(frozen);
         info!(snapshot = name, vm = %vm.name, "snapshot made");
         self.host
             .events
             .publish(Subject::Snapshot, Action::Created, &name);
+        if wanted.stop {
+            // Fails if the VM was ended or removed meanwhile: then it is over, too.
+            let _ = vm.ask(Command::Kill).await;
+            vm.when(|view| !view.is_active()).await;
+        }
+        drop(frozen);
         Ok(SnapshotMade {
             snapshot: saved.shown(&name, false, Vec::new()),
             pause_ns,
