@@ -15,27 +15,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
-use tracing::info;
 
 impl Images {
-    /// Makes an image of a tar. `in_use` fails if a VM needs the image that would be replaced.
-    pub async fn import<F: Future<Output = Result<()>>>(
-        self: &Arc<Self>,
-        name: &str,
+    /// Makes an image of a tar, without a name; cancelled if nobody waits for it any more.
+    pub async fn import(
+        &self,
         tar: impl Read + Send + 'static,
         which: Which,
         source: Option<ImageSource>,
-        in_use: impl Fn() -> F,
-    ) -> Result<Image> {
-        if self.folder_of(name)?.exists() {
-            in_use().await?;
-        }
-        let (temporary, mut record) = self.make(tar, which).await?;
-        record.source = source;
-        self.complete(&temporary, &record)?;
-        self.publish(name, temporary, in_use).await?;
-        info!(image = name, digest = record.digest, "image imported");
-        self.shown(&self.find(name).await?)
+    ) -> Result<Made> {
+        let (folder, record) = self.make(tar, which).await?;
+        let record = ImageRecord { source, ..record };
+        Ok(Made { folder, record })
     }
 
     /// Makes an image in a temporary folder, without a name and without a record.
@@ -161,7 +152,7 @@ impl Images {
         self.temporary()
     }
 
-    /// Gives the new image its name.
+    /// Gives the new image its name. `in_use` fails if a VM needs the image that would be replaced.
     pub async fn keep<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         name: &str,
