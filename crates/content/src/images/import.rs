@@ -8,7 +8,7 @@ use crate::model::image::ImageRecord;
 use crate::model::vm::Root;
 use jiffy_sys::causes;
 use jiffy_wire::api::{Image, ImageConfig, ImageSource, ImportKind};
-use jiffy_wire::import::{Config, Source};
+use jiffy_wire::import::{Config, Format, Source};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
@@ -49,7 +49,7 @@ impl Images {
                 .map_err(|error| import_error(ImportError::Stream(error), &folder))?;
             let ext4 = writable::is_ext4(&head);
             let mut tar = io::Cursor::new(head).chain(tar);
-            if ext4 {
+            if ext4 && which.kind.is_none_or(|kind| kind == ImportKind::Root) {
                 return writable::import(tar, &folder.join(ROOT));
             }
             let input = Input {
@@ -58,6 +58,11 @@ impl Images {
                     reference: which
                         .reference
                         .filter(|_| which.kind != Some(ImportKind::Root)),
+                    format: which.kind.map(|kind| match kind {
+                        ImportKind::Root => Format::Root,
+                        ImportKind::Layout => Format::Layout,
+                        ImportKind::Docker => Format::Docker,
+                    }),
                 },
                 files: Vec::new(),
                 stream: Some(&mut tar),
