@@ -282,6 +282,19 @@ fn rules_of_a_network_that_is_not_known_any_more_are_removed() {
 }
 
 #[test]
+fn a_vm_whose_address_is_not_its_own_is_reported() {
+    let world = World::new();
+    let (mut host, _) = open(&world);
+    let mut specs: Vec<_> = on_host(&world, || (1..=4).map(|it| spec(&mut host, it)).collect());
+    drop(host);
+    specs[1].v4 = [10, 9, 0, 2].into();
+    specs[2].v4 = specs[0].v4;
+    let opened = on_host(&world, || Host::open(options(), &specs, &networks()));
+    let (_, report) = opened.expect("it opens");
+    assert_eq!(report.displaced, [vm(2), vm(3)]);
+}
+
+#[test]
 fn monitors_may_end_while_their_links_are_reconciled() {
     let world = World::new();
     for round in 0..20 {
