@@ -3,11 +3,11 @@
 use crate::channel::Channel;
 use jiffy_rootfs::{
     Choice, ImageConfig, ImportError, Imported, Layer, Limits, Progress, Scratch, Source,
-    child_into, import_into,
+    SourceKind, child_into, import_into,
 };
 use jiffy_sys::{causes, handed};
 use jiffy_wire::import::{
-    Answer, Config, FIRST_FILE, FIRST_SCRATCH, FailureKind, IMAGE, Made, Request, SCRATCH,
+    Answer, Config, FIRST_FILE, FIRST_SCRATCH, FailureKind, Format, IMAGE, Made, Request, SCRATCH,
     Source as Wanted,
 };
 use std::error::Error;
@@ -110,11 +110,18 @@ fn make(request: Request, mut files: Files, channel: &Channel) -> Result<Made, I
             let layers: Vec<Layer> = layers.into_iter().map(layer).collect();
             Source::opened_layers(&config, &layers, files.sources, &choice)?
         }
-        Wanted::Archive { reference } => {
+        Wanted::Archive { reference, format } => {
             choice.reference = reference;
+            choice.format = format.map(|format| match format {
+                Format::Root => SourceKind::RootTar,
+                Format::Layout => SourceKind::Oci,
+                Format::Docker => SourceKind::DockerArchive,
+            });
             Source::stream(files.source()?, &choice)?
         }
         Wanted::Changes { parent, changes } => {
+            // Whatever the guest's files are called.
+            choice.format = Some(SourceKind::RootTar);
             let image = Arc::new(files.source()?);
             let changes = Source::opened(files.source()?, Path::new(&changes), &choice)?;
             let name = Path::new(&parent);

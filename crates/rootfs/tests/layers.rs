@@ -189,6 +189,45 @@ fn one_tree_gives_one_image_from_every_source_format() {
     );
 }
 
+/// A format that is given is neither guessed nor ignored.
+#[test]
+fn an_archive_is_read_as_the_format_that_is_given() {
+    let scratch = tempfile::tempdir().unwrap();
+    let read = |tar: &[u8], format| {
+        let choice = Choice {
+            format: Some(format),
+            ..Choice::new(scratch.path())
+        };
+        Source::stream(tar, &choice).map(|source| source.kind())
+    };
+    // A root file system whose only file is called like the list of a Docker archive.
+    let root = Tar::new().file("manifest.json", b"{}").bytes();
+    Source::stream(root.as_slice(), &Choice::new(scratch.path())).unwrap_err();
+    assert_eq!(
+        read(&root, SourceKind::RootTar).unwrap(),
+        SourceKind::RootTar
+    );
+    let error = read(&root, SourceKind::Oci).unwrap_err().to_string();
+    assert_eq!(error, "it is not an OCI image layout");
+
+    // A Docker archive with a file more than those that it refers to.
+    let layer = Tar::new().file("a", b"a").bytes();
+    let config =
+        json!({"architecture": "amd64", "os": "linux", "rootfs": {"diff_ids": [digest(&layer)]}});
+    let manifest = json!([{"Config": "config.json", "Layers": ["layer.tar"]}]);
+    let docker = Tar::new()
+        .file("README", b"how to load it")
+        .file("config.json", config.to_string().as_bytes())
+        .file("layer.tar", &layer)
+        .file("manifest.json", manifest.to_string().as_bytes())
+        .bytes();
+    let read_docker = read(&docker, SourceKind::DockerArchive);
+    assert_eq!(read_docker.unwrap(), SourceKind::DockerArchive);
+    let plain = Tar::new().file("README", b"no image").bytes();
+    let error = read(&plain, SourceKind::DockerArchive).unwrap_err();
+    assert_eq!(error.to_string(), "it is not a `docker save` archive");
+}
+
 #[test]
 fn the_order_of_entries_and_padding_do_not_matter() {
     let one = Tar::new()

@@ -56,10 +56,12 @@ pub enum Source {
         /// The layers.
         layers: Vec<Layer>,
     },
-    /// One file: a pipe with an archive of any kind.
+    /// One file: a pipe with an archive.
     Archive {
         /// The image's name or tag, where an archive has several.
         reference: Option<String>,
+        /// Its format; `None` to detect it.
+        format: Option<Format>,
     },
     /// Two files: an image, and a tar of the changes that a VM made on it.
     Changes {
@@ -68,6 +70,17 @@ pub enum Source {
         /// The tar's path, for messages.
         changes: String,
     },
+}
+
+/// Format of an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Format {
+    /// A tar of a root file system.
+    Root,
+    /// An OCI image layout.
+    Layout,
+    /// What `docker save` writes.
+    Docker,
 }
 
 impl Source {

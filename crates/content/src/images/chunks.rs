@@ -23,14 +23,15 @@ use jiffy_store::Outline;
 use jiffy_store::partial::{is_partial, map_path, packings};
 use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
 use jiffy_sys::causes;
+use jiffy_sys::mutex::lock;
 use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_wire::pager::Origin;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use tracing::info;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::SystemTime;
 
 /// Bytes of a chunk. Small chunks fetch less data that was not asked for; large chunks compress
 /// better. A guest reads ahead 128 KiB at most.
@@ -68,6 +69,8 @@ pub enum Place {
 pub struct Chunks {
     folder: PathBuf,
     leases: Arc<Leases>,
+    /// Held while an image is begun, or origins and the access to them are added.
+    recording: Arc<Mutex<()>>,
 }
 
 impl Chunks {
@@ -78,7 +81,11 @@ impl Chunks {
 
     /// The images of chunks in this folder, which these leases keep from being removed.
     pub fn with_leases(folder: PathBuf, leases: Arc<Leases>) -> Chunks {
-        Chunks { folder, leases }
+        Chunks {
+            folder,
+            leases,
+            recording: Arc::default(),
+        }
     }
 
     /// The file name of the image with this id, here and in artifacts.
@@ -146,29 +153,22 @@ impl Chunks {
             if same.map_err(|error| of_registry(&error, &path))? {
                 return Ok(Place::Same(key));
             }
-            let used = fs::metadata(map_path(&path)).and_then(|data| data.modified());
             // Children refer to the first packing by name, so it is not removed.
             if number > 0 {
-                oldest = oldest.into_iter().chain([(used.ok(), key)]).min();
+                oldest = oldest.into_iter().chain([(last_use(&path), key)]).min();
             }
         }
-        if let (None, Some((_, key))) = (&free, oldest) {
-            self.remove_packing(&key);
+        if let (None, Some((used, key))) = (&free, oldest) {
+            let _one = self.recording();
+            // Unless another pull has begun a new one in its place.
+            if last_use(&self.path(&key)) == used {
+                self.remove_packing(&key)?;
+            }
             free = Some(key);
         }
         free.map(Place::Free).ok_or_else(|| {
             Error::internal(format!("No file name is free for another packing of {id}."))
         })
-    }
-
-    /// Removes a packing; processes that have it open can still read it.
-    fn remove_packing(&self, key: &str) {
-        let path = self.path(key);
-        info!(path = %path.display(), "removing the least recently used packing of an image");
-        // The image first: an image without its map would be taken for a whole one.
-        for path in [path.clone(), map_path(&path), self.origins_file(key)] {
-            let _ = fs::remove_file(path);
-        }
     }
 
     /// Is any part of the image here?
@@ -293,22 +293,39 @@ impl Chunks {
         Ok(written.id.to_string())
     }
 
-    /// Begins a partial image of which only the last bytes are here, under a free key: blocking.
-    pub fn begin(&self, key: &str, length: u64, tail: &[u8], origins: &[Origin]) -> Result<()> {
+    /// Nobody else begins an image, or adds an origin or the access to one, until this is dropped:
+    /// two pulls at once would lose what the other one has added.
+    pub fn recording(&self) -> MutexGuard<'_, ()> {
+        lock(&self.recording)
+    }
+
+    /// Begins a partial image of which only the last bytes are here; `false` if the key is not free
+    /// any more, because another pull has begun a packing with it: blocking. `origin` is called only
+    /// if it is free.
+    pub fn begin(
+        &self,
+        key: &str,
+        length: u64,
+        tail: &[u8],
+        origin: impl FnOnce() -> Result<Origin>,
+    ) -> Result<bool> {
+        let _one = self.recording();
         if self.has(key) {
-            return Ok(());
+            return Ok(false);
         }
         let path = self.path(key);
         let id = key.split('.').next().unwrap_or(key);
-        self.save_origins(key, origins)?;
+        self.save_origins(key, &[origin()?])?;
         jiffy_store::partial::create(&path, length, tail, parse_id(id)?)
-            .map_err(|error| write_failed(&error, &path))
+            .map_err(|error| write_failed(&error, &path))?;
+        Ok(true)
     }
 
     /// Adds an origin from which missing chunks can be fetched; it is asked first.
-    pub fn add_origin(&self, id: &str, origin: Origin) -> Result<()> {
+    pub fn add_origin(&self, id: &str, origin: impl FnOnce() -> Result<Origin>) -> Result<()> {
+        let _one = self.recording();
         let known = self.origins(id);
-        let origins = with_origin(&known, origin);
+        let origins = with_origin(&known, origin()?);
         if origins == known {
             return Ok(());
         }
@@ -339,6 +356,12 @@ impl Chunks {
     fn origins_file(&self, id: &str) -> PathBuf {
         self.folder.join(format!("{id}.origins.json"))
     }
+}
+
+/// When chunks were last added to or read of a partial image.
+fn last_use(image: &Path) -> Option<SystemTime> {
+    let map = fs::metadata(map_path(image));
+    map.and_then(|map| map.modified()).ok()
 }
 
 /// These origins and a further one, which comes first and replaces an older entry for the same
@@ -444,20 +467,26 @@ mod tests {
         let (_, tail) = chunks.cuts(&parent).unwrap();
         let other = tempfile::tempdir().unwrap();
         let there = Chunks::new(other.path().to_owned());
-        let origins = [Origin::Folder {
-            folder: folder.path().to_owned(),
-        }];
-        let tail = &whole[tail as usize..];
-        there
-            .begin(&parent, whole.len() as u64, tail, &origins)
-            .unwrap();
+        let origin = |path: &str| Origin::Folder {
+            folder: folder.path().join(path),
+        };
+        let (tail, length) = (&whole[tail as usize..], whole.len() as u64);
+        let begin = |id, path| there.begin(id, length, tail, || Ok(origin(path)));
+        assert!(begin(&parent, "").unwrap());
         assert!(there.has(&parent) && there.is_partial(&parent));
-        assert_eq!(there.origins(&parent), origins);
-        assert!(
-            there
-                .begin(&child, whole.len() as u64, tail, &origins)
-                .is_err()
-        );
+        assert_eq!(there.origins(&parent), [origin("")]);
+        assert!(begin(&child, "").is_err());
+        // Another pull has found the same key free: it does not take its own origin for recorded.
+        assert!(!begin(&parent, "other").unwrap());
+        assert_eq!(there.origins(&parent), [origin("")]);
+        // Pulls at once lose no origin of each other.
+        std::thread::scope(|scope| {
+            let (there, parent, origin) = (&there, &parent, &origin);
+            for path in ["one", "two", "three"] {
+                scope.spawn(move || there.add_origin(parent, || Ok(origin(path))).unwrap());
+            }
+        });
+        assert_eq!(there.origins(&parent).len(), 4);
         // Held images are kept, with the files beside them.
         assert_eq!(chunks.remove_unused(|id| id == child), 0);
         drop(held);

@@ -8,34 +8,25 @@ use crate::model::image::ImageRecord;
 use crate::model::vm::Root;
 use jiffy_sys::causes;
 use jiffy_wire::api::{Image, ImageConfig, ImageSource, ImportKind};
-use jiffy_wire::import::{Config, Source};
+use jiffy_wire::import::{Config, Format, Source};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
-use tracing::info;
 
 impl Images {
-    /// Makes an image of a tar. `in_use` fails if a VM needs the image that would be replaced.
-    pub async fn import<F: Future<Output = Result<()>>>(
-        self: &Arc<Self>,
-        name: &str,
+    /// Makes an image of a tar, without a name; cancelled if nobody waits for it any more.
+    pub async fn import(
+        &self,
         tar: impl Read + Send + 'static,
         which: Which,
         source: Option<ImageSource>,
-        in_use: impl Fn() -> F,
-    ) -> Result<Image> {
-        if self.folder_of(name)?.exists() {
-            in_use().await?;
-        }
-        let (temporary, mut record) = self.make(tar, which).await?;
-        record.source = source;
-        self.complete(&temporary, &record)?;
-        self.publish(name, temporary, in_use).await?;
-        info!(image = name, digest = record.digest, "image imported");
-        self.shown(&self.find(name).await?)
+    ) -> Result<Made> {
+        let (folder, record) = self.make(tar, which).await?;
+        let record = ImageRecord { source, ..record };
+        Ok(Made { folder, record })
     }
 
     /// Makes an image in a temporary folder, without a name and without a record.
@@ -58,7 +49,7 @@ impl Images {
                 .map_err(|error| import_error(ImportError::Stream(error), &folder))?;
             let ext4 = writable::is_ext4(&head);
             let mut tar = io::Cursor::new(head).chain(tar);
-            if ext4 {
+            if ext4 && which.kind.is_none_or(|kind| kind == ImportKind::Root) {
                 return writable::import(tar, &folder.join(ROOT));
             }
             let input = Input {
@@ -67,6 +58,11 @@ impl Images {
                     reference: which
                         .reference
                         .filter(|_| which.kind != Some(ImportKind::Root)),
+                    format: which.kind.map(|kind| match kind {
+                        ImportKind::Root => Format::Root,
+                        ImportKind::Layout => Format::Layout,
+                        ImportKind::Docker => Format::Docker,
+                    }),
                 },
                 files: Vec::new(),
                 stream: Some(&mut tar),
@@ -161,7 +157,7 @@ impl Images {
         self.temporary()
     }
 
-    /// Gives the new image its name.
+    /// Gives the new image its name. `in_use` fails if a VM needs the image that would be replaced.
     pub async fn keep<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         name: &str,

@@ -335,9 +335,10 @@ mod tests {
                 media_type: "application/json".into(),
                 bytes: b"{}".to_vec(),
             };
+            let scratch = tempfile::tempdir().unwrap();
             Artifact::plan(SNAPSHOT_TYPE, config, BTreeMap::new(), files, &())
                 .unwrap()
-                .push(&self.access.client, &self.reference, &())
+                .push(&self.access.client, &self.reference, scratch.path(), &())
                 .unwrap();
             RemoteArtifact::open(&self.access.client, &self.reference, &()).unwrap()
         }

@@ -6,6 +6,7 @@ use super::root_tables::RootTables;
 use super::saved::{ROOT, Saved};
 use super::{memory, taken};
 use crate::error::{Error, Result};
+use crate::images::name::of_folder;
 use crate::model::snapshot::Manifest;
 use crate::model::vm::Root;
 use crate::paths::{make_volumes, volume_in};
@@ -178,8 +179,10 @@ impl Draft {
                 let _ = self.folder.keep();
             }
             Err(rustix::io::Errno::EXIST | rustix::io::Errno::NOTEMPTY) => {
-                let name = to.file_name().unwrap_or_default().to_string_lossy();
-                return Err(taken(&name));
+                let folder = to.file_name().unwrap_or_default().to_string_lossy();
+                return Err(taken(
+                    &of_folder(&folder).unwrap_or_else(|| folder.into_owned()),
+                ));
             }
             Err(error) => return Err(failed(error.into())),
         }

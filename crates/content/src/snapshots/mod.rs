@@ -95,10 +95,15 @@ impl Snapshots {
     /// Refuses a name that is invalid or taken.
     pub fn check_free(&self, name: &str) -> Result<()> {
         names::check("snapshot", name)?;
-        if is_taken(&self.path(name)) {
+        if self.has(name) {
             return Err(taken(name));
         }
         Ok(())
+    }
+
+    /// Is there a snapshot of this name, damaged or not?
+    pub fn has(&self, name: &str) -> bool {
+        is_taken(&self.path(name))
     }
 
     /// A snapshot by name, its manifest read.
@@ -112,7 +117,7 @@ impl Snapshots {
             let problem = saved::unusable(name, &causes::sentence(&error));
             Error::internal(problem).hint(match error.is_newer() {
                 true => "A newer release of Jiffy made it: use that release.".to_owned(),
-                false => format!("Remove it with `jiffy snapshot rm {name}`."),
+                false => remedy(name),
             })
         })?;
         Ok(Saved::new(folder, manifest))
@@ -123,8 +128,7 @@ impl Snapshots {
         let saved = self.find(name)?;
         match saved.problem(name) {
             None => Ok(saved),
-            Some(problem) => Err(Error::internal(problem)
-                .hint(format!("Remove it with `jiffy snapshot rm {name}`."))),
+            Some(problem) => Err(Error::internal(problem).hint(remedy(name))),
         }
     }
 
@@ -225,6 +229,15 @@ fn check(name: &str) -> Result<()> {
     }
 }
 
+/// What helps with a snapshot that can't be used.
+fn remedy(name: &str) -> String {
+    let remove = format!("Remove it with `jiffy snapshot rm {name}`");
+    match image_name::is_plain(name) {
+        true => format!("{remove}."),
+        false => format!("{remove}, or replace it with `jiffy pull {name}`."),
+    }
+}
+
 fn missing(name: &str) -> Error {
     let shown: String = name.chars().take(64).collect();
     Error::not_found(format!("There is no snapshot {shown}."))
@@ -249,6 +262,38 @@ fn in_use(name: &str, other: &Held) -> Error {
 mod tests {
     use super::*;
     use jiffy_wire::api::ErrorKind;
+
+    #[test]
+    fn errors_about_a_pulled_snapshot_give_its_reference() {
+        let folder = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::new(folder.path().to_owned(), Arc::default());
+        for (name, remedy) in [
+            ("warm", "Remove it with `jiffy snapshot rm warm`."),
+            (
+                "registry.example/team/warm:1",
+                "Remove it with `jiffy snapshot rm registry.example/team/warm:1`, or replace it with `jiffy pull registry.example/team/warm:1`.",
+            ),
+        ] {
+            let path = snapshots.path(name);
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("snapshot.json"), "damaged").unwrap();
+            let error = snapshots.find(name).unwrap_err();
+            let begins = format!("The snapshot {name} can't be used: the file is damaged");
+            assert!(error.0.message.starts_with(&begins), "{error}");
+            assert_eq!(error.0.hint.as_deref(), Some(remedy));
+            let manifest = include_str!("../../golden/snapshot-1.json");
+            fs::write(path.join("snapshot.json"), manifest).unwrap();
+            let error = snapshots.usable(name).unwrap_err();
+            assert!(error.0.message.contains("state is missing"), "{error}");
+            assert_eq!(error.0.hint.as_deref(), Some(remedy));
+
+            let manifest = snapshots.find(name).unwrap().manifest;
+            let draft = draft::Draft::new(folder.path(), &Arc::default()).unwrap();
+            let error = draft.name(&path, &manifest, false).unwrap_err();
+            let taken = format!("There is a snapshot {name} already.");
+            assert_eq!(error.0.message, taken);
+        }
+    }
 
     #[test]
     fn a_snapshot_being_rewritten_or_pushed_is_not_removed() {

@@ -30,6 +30,8 @@ struct State {
     /// Digest, bytes done and total bytes, in order of appearance.
     blobs: Vec<(String, u64, u64)>,
     places: HashMap<String, usize>,
+    /// A watcher wants what the registry has now, not what is here.
+    renews: bool,
     /// How it ended.
     end: Option<PullStep>,
 }
@@ -47,12 +49,18 @@ impl Job {
 
     /// Adds a watcher; `None` if the job was cancelled or has ended.
     pub fn watch(job: Arc<Job>) -> Option<Watcher> {
+        Job::watch_for(job, false)
+    }
+
+    /// As [`Job::watch`]; with `renews` the watcher wants what the registry has now.
+    pub fn watch_for(job: Arc<Job>, renews: bool) -> Option<Watcher> {
         {
-            let state = job.lock();
+            let mut state = job.lock();
             // The last watcher cancels the job while it holds this lock.
             if state.end.is_some() || job.cancelled.load(Ordering::Acquire) {
                 return None;
             }
+            state.renews |= renews;
             job.watchers.fetch_add(1, Ordering::AcqRel);
         }
         let changes = job.changed.subscribe();
@@ -72,11 +80,27 @@ impl Job {
         self.note();
     }
 
+    /// Does a watcher want what the registry has now?
+    pub fn renews(&self) -> bool {
+        self.lock().renews
+    }
+
     /// Ends the job with this result.
     pub fn end(&self, result: Result<PullStep>) {
-        let step = result.unwrap_or_else(|error| PullStep::Failed(error.0));
-        self.lock().end = Some(step);
+        self.end_of(result, true);
+    }
+
+    /// Ends the job with the result of a pull that began with this [`Job::renews`]; false if a
+    /// watcher that came since wants more than such a pull, which has to be done again.
+    pub fn end_of(&self, result: Result<PullStep>, renews: bool) -> bool {
+        let mut state = self.lock();
+        if state.renews && !renews {
+            return false;
+        }
+        state.end = Some(result.unwrap_or_else(|error| PullStep::Failed(error.0)));
+        drop(state);
         self.note();
+        true
     }
 
     /// Was it cancelled, because nobody watches it any more?
@@ -291,5 +315,31 @@ mod tests {
         let watcher = Job::watch(Arc::clone(&failed)).unwrap();
         failed.end(Err(Error::not_found("gone")));
         assert_eq!(watcher.end().await.unwrap_err().0.message, "gone");
+    }
+
+    #[tokio::test]
+    async fn a_watcher_that_renews_gets_no_result_of_a_pull_that_did_not() {
+        let result = |sent| {
+            Ok(PullStep::Pushed {
+                manifest: "m".into(),
+                sent,
+                had: 0,
+            })
+        };
+        let job = Job::new();
+        let first = Job::watch_for(Arc::clone(&job), false).unwrap();
+        assert!(!job.renews());
+        let second = Job::watch_for(Arc::clone(&job), true).unwrap();
+        assert!(!job.end_of(result(1), false));
+        assert!(job.renews());
+        assert!(job.end_of(result(2), true));
+        for watcher in [first, second] {
+            let end = watcher.end().await.unwrap();
+            assert!(matches!(end, PullStep::Pushed { sent: 2, .. }), "{end:?}");
+        }
+        let alone = Job::new();
+        let _watcher = Job::watch_for(Arc::clone(&alone), false).unwrap();
+        assert!(alone.end_of(result(3), false));
+        assert!(Job::watch_for(alone, true).is_none(), "it has ended");
     }
 }

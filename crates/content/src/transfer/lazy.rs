@@ -111,7 +111,10 @@ fn begin_snapshot(
     let file = file_of(artifact, remote::MEMORY)?;
     let memory_bytes = u64::from(read.manifest.spec.ram_mib()) << 20;
     let (tail, _room) = tail_of(&images.room, file, artifact, memory_bytes, folder, job)?;
-    let origin = origin_of_memory(images, &read.chunks, &wanted.access, artifact)?;
+    let origin = {
+        let _one = images.chunks.recording();
+        origin_of_memory(images, &read.chunks, &wanted.access, artifact)?
+    };
     remote::begin_memory(folder, &read.memory, file.size(), &tail, &[origin])?;
     fetched += state.size() + tail.len() as u64;
     let mut other_bytes = state.size();
@@ -177,6 +180,7 @@ pub(super) fn renew(
         _ => {
             let ids = SnapshotArtifact::read(artifact.config())?.chunks;
             if let Some(memory) = memory.filter(|memory| is_partial(memory)) {
+                let _one = chunks.recording();
                 let origin = origin_of_memory(images, &ids, access, artifact)?;
                 remote::add_origin(memory, origin)?;
             }
@@ -200,21 +204,29 @@ fn begin_file(
 ) -> Result<u64> {
     let chunks = &images.chunks;
     let file = file_of(artifact, &Chunks::file_name(id))?;
-    let key = match chunks.place_of(id, file, job.as_ref())? {
-        Place::Whole => return Ok(0),
-        // The artifact is a new origin, or its access has changed.
-        Place::Same(key) => {
-            let origin = origin(artifact, file.name(), access, &chunks.path(&key))?;
-            chunks.add_origin(&key, origin)?;
-            return Ok(0);
+    let mut fetched = None;
+    loop {
+        let place = chunks.place_of(id, file, job.as_ref())?;
+        let (Place::Same(key) | Place::Free(key)) = &place else {
+            break;
+        };
+        let path = chunks.path(key);
+        let origin = || origin(artifact, file.name(), access, &path);
+        if let Place::Same(key) = &place {
+            // The artifact is a new origin, or its access has changed.
+            chunks.add_origin(key, origin)?;
+            break;
         }
-        Place::Free(key) => key,
-    };
-    let path = chunks.path(&key);
-    let (tail, _room) = tail_of(&images.room, file, artifact, most, &path, job)?;
-    let origin = origin(artifact, file.name(), access, &path)?;
-    chunks.begin(&key, file.size(), &tail, &[origin])?;
-    Ok(tail.len() as u64)
+        let (tail, _room) = match &fetched {
+            Some(tail) => tail,
+            None => fetched.insert(tail_of(&images.room, file, artifact, most, &path, job)?),
+        };
+        // Another pull may have begun its own packing with this key meanwhile.
+        if chunks.begin(key, file.size(), tail, origin)? {
+            break;
+        }
+    }
+    Ok(fetched.map_or(0, |(tail, _)| tail.len() as u64))
 }
 
 /// Fetches the tables of a file of chunks that holds at most `most` bytes, and reserves room for
@@ -251,7 +263,8 @@ fn tail_of(
 }
 
 /// The origin of the rest of a snapshot's RAM. Its credentials are kept beside the chunks of the
-/// snapshot's root file system, which exist as long as the snapshot.
+/// snapshot's root file system, which exist as long as the snapshot. Called with
+/// [`Chunks::recording`] held.
 fn origin_of_memory(
     images: &Images,
     chunks: &[String],
@@ -262,8 +275,9 @@ fn origin_of_memory(
     origin(artifact, remote::MEMORY, access, &beside)
 }
 
-/// The origin of the rest of a file; saves the access to it beside `beside`.
-pub(super) fn origin(
+/// The origin of the rest of a file; saves the access to it beside `beside`. Called with
+/// [`Chunks::recording`] held.
+fn origin(
     artifact: &RemoteArtifact,
     file: &str,
     access: &RegistryAccess,

@@ -85,16 +85,18 @@ impl Transfers {
         self.folder.join(digest.hex())
     }
 
-    /// Watches the job with this key; a new job and `true` if there is none.
-    pub fn join(&self, key: &str) -> (Watcher, bool) {
+    /// Watches the job with this key; a new job and `true` if there is none. With `renews` the job
+    /// asks the registry even if the image is here.
+    pub fn join(&self, key: &str, renews: bool) -> (Watcher, bool) {
         let mut jobs = lock(&self.jobs);
         jobs.retain(|_, job| job.strong_count() > 0);
-        if let Some(watcher) = jobs.get(key).and_then(Weak::upgrade).and_then(Job::watch) {
+        let job = jobs.get(key).and_then(Weak::upgrade);
+        if let Some(watcher) = job.and_then(|job| Job::watch_for(job, renews)) {
             return (watcher, false);
         }
         let job = Job::new();
         jobs.insert(key.to_owned(), Arc::downgrade(&job));
-        let watcher = Job::watch(job).expect("a new job has not ended");
+        let watcher = Job::watch_for(job, renews).expect("a new job has not ended");
         (watcher, true)
     }
 }

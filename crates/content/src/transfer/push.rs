@@ -133,7 +133,7 @@ fn send(
         Artifact::plan(artifact_type, config, annotations, files, job.as_ref()).map_err(failed)?;
     job.set_step(format!("pushing to {}", reference.registry()));
     let pushed = artifact
-        .push(client, reference, job.as_ref())
+        .push(client, reference, &transfers.folder, job.as_ref())
         .map_err(failed)?;
     info!(%reference, digest = %pushed.digest, sent = pushed.bytes_uploaded, "pushed");
     Ok(PullStep::Pushed {

@@ -27,7 +27,13 @@ fn layers(config: &[u8], layers: &[&[u8]]) -> Import {
 }
 
 fn archive() -> Import {
-    Import::start(Source::Archive { reference: None }, &[])
+    Import::start(
+        Source::Archive {
+            reference: None,
+            format: None,
+        },
+        &[],
+    )
 }
 
 fn sentence(answer: Answer) -> String {
@@ -150,7 +156,10 @@ impl<R: io::Read> TakeMost for R {}
 
 #[test]
 fn a_full_disk_is_a_kind_of_its_own() {
-    let source = Source::Archive { reference: None };
+    let source = Source::Archive {
+        reference: None,
+        format: None,
+    };
     let mut import = Import::start_with(source, &[], |files| {
         // Writing to it fails with ENOSPC.
         let open = || fs::File::options().write(true).open("/dev/full");

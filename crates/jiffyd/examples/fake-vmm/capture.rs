@@ -95,7 +95,11 @@ impl Vm {
         answer.push(b'\n');
         let mut files = vec![state_file.as_fd(), layout_file.as_fd()];
         files.extend(layers.iter().map(AsFd::as_fd));
-        send_with_fds(&stream, &answer, &files)
+        send_with_fds(&stream, &answer, &files)?;
+        if self.script.ends_captured {
+            std::process::exit(1);
+        }
+        Ok(())
     }
 
     pub fn restore(&mut self) {

@@ -38,6 +38,8 @@ pub struct Script {
     /// A capture creates the file `capturing` in the VM's folder, waits for a file `go`, and
     /// creates `captured` at its end.
     pub held_capture: bool,
+    /// The VMM ends after it has answered a capture.
+    pub ends_captured: bool,
     /// RAM has 8 MiB that can't be compressed.
     pub filled: bool,
     /// The guest sends nothing until the file `go` exists in the VM's folder.
@@ -90,6 +92,7 @@ impl Script {
                 Some("early-off") => script.early_off = true,
                 Some("capture-fails") => script.capture_fails = true,
                 Some("held-capture") => script.held_capture = true,
+                Some("ends-captured") => script.ends_captured = true,
                 Some("filled") => script.filled = true,
                 Some("slow-off") => script.slow_off = true,
                 Some("old") => script.old = true,

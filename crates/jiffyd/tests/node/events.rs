@@ -1,6 +1,6 @@
 //! The stream of events.
 
-use crate::daemon::{Daemon, command, named, shell, tar_of, vm};
+use crate::daemon::{Daemon, bad_vm, command, named, shell, tar_of, vm};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{
     Action, CreateVm, ErrorKind, Event, Hibernated, Limits, MakeSnapshot, MakeVolume, SnapshotMade,
@@ -141,6 +141,30 @@ fn images_snapshots_volumes_and_limits_are_told() {
     };
     post(&daemon, "/v1/vms/web/limits", &limits).json::<Vm>();
     events.next_is(Subject::Vm, Action::Updated, "web");
+}
+
+#[test]
+fn a_snapshot_of_a_vm_that_ends_meanwhile_is_made_and_told() {
+    let daemon = Daemon::start();
+    // It ends while its memory is being written.
+    let ends = bad_vm("ends-captured fake=filled", Some(shell("sleep 60")));
+    daemon.run_detached(named("web", ends)).json::<Vm>();
+    let mut events = follow(&daemon, "");
+    let make = MakeSnapshot {
+        name: "last".into(),
+        stop: true,
+    };
+    post(&daemon, "/v1/vms/web/snapshots", &make).json::<SnapshotMade>();
+    let mut wanted = vec![
+        (Subject::Snapshot, Action::Created, "last".to_owned()),
+        (Subject::Vm, Action::Exited, "web".to_owned()),
+    ];
+    while !wanted.is_empty() {
+        let event = events.next().expect("both are told");
+        let seen = (event.subject, event.action, event.name);
+        wanted.retain(|wanted| *wanted != seen);
+    }
+    assert_eq!(daemon.vm("web").state, VmState::Exited);
 }
 
 #[test]

@@ -578,6 +578,48 @@ fn registry_credentials_are_kept_privately_for_later_fetches() {
     );
 }
 
+#[test]
+fn a_pull_replaces_a_damaged_snapshot() {
+    let registry = Registry::start();
+    let name = registry.name("team/ready:1");
+    let maker = Daemon::start();
+    let frames = maker.run(CreateVm {
+        name: Some("box".into()),
+        ..vm(command(&["/bin/sleep", "1000"]))
+    });
+    maker.when("box", VmState::Running);
+    let made = maker.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
+    assert_eq!(made.status, 200);
+    push(&maker, "ready", &name).unwrap();
+    drop(frames);
+
+    let daemon = Daemon::start();
+    let pulled = |renew| {
+        let wanted = PullImage {
+            renew,
+            ..by_name(&name)
+        };
+        let answer = daemon.post("/v1/pulls", &serde_json::to_vec(&wanted).unwrap());
+        match steps(&answer).pop().unwrap() {
+            PullStep::PulledSnapshot { snapshot, fetched } => {
+                assert_eq!(snapshot.error, None);
+                fetched
+            }
+            step => panic!("{step:?}"),
+        }
+    };
+    assert!(pulled(false) > 0);
+    assert_eq!(pulled(false), 0, "it is here");
+    let is_manifest = |path: &PathBuf| path.ends_with("snapshot.json");
+    let manifest = kept(&daemon).into_iter().find(is_manifest).unwrap();
+    for damaged in ["snapshot.json", "state"] {
+        for renew in [false, true] {
+            fs::write(manifest.with_file_name(damaged), "damaged").unwrap();
+            assert!(pulled(renew) > 0, "{damaged} {renew}");
+        }
+    }
+}
+
 /// The recorded origins of an image.
 fn origins_in(file: &Path) -> Vec<Origin> {
     let file: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();

@@ -84,7 +84,7 @@ impl Stage {
         };
         Artifact::plan(SNAPSHOT_TYPE, config, Default::default(), &files, &())
             .unwrap()
-            .push(&self.client, &reference, &())
+            .push(&self.client, &reference, self.folder.path(), &())
             .unwrap();
         let wanted = serde_json::to_vec(&by_name(&name)).unwrap();
         let answer: Answer = self.other.post("/v1/pulls", &wanted);

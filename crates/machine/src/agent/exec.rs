@@ -221,7 +221,10 @@ fn forward_input(mut receiver: Receiver<TcpStream>, mut input: Input, group: &Gr
             ExecInput::Stdin(data) => {
                 let written = match &mut input {
                     Input::None => Ok(()),
-                    Input::Pipe(pipe) => pipe.write_all(&data),
+                    Input::Pipe(pipe) => match write_while_there(pipe, &data, receiver.stream()) {
+                        Ok(false) => break,
+                        written => written.map(drop),
+                    },
                     Input::Terminal(terminal) => terminal.write_all(&data),
                 };
                 if written.is_err() {
@@ -245,6 +248,31 @@ fn forward_input(mut receiver: Receiver<TcpStream>, mut input: Input, group: &Gr
     }
     // The host has disconnected, or the program has ended.
     group.signal(libc::SIGHUP);
+}
+
+/// Writes all of it into a pipe that does not block; false if the host disconnects while the pipe is
+/// full. A program that does not read would otherwise outlive its client.
+fn write_while_there(pipe: &mut ChildStdin, mut data: &[u8], host: &TcpStream) -> io::Result<bool> {
+    while !data.is_empty() {
+        match pipe.write(data) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => data = &data[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let mut both = [
+                    PollFd::new(pipe, PollFlags::OUT),
+                    PollFd::new(host, PollFlags::RDHUP),
+                ];
+                match poll(&mut both, None) {
+                    Ok(_) if both[0].revents().is_empty() => return Ok(false),
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
 }
 
 #[allow(unsafe_code)]
@@ -328,7 +356,14 @@ fn on_pipes(mut process: std::process::Command, stdin: bool) -> io::Result<Start
     if let Some(stderr) = child.stderr.take() {
         outputs.push((Stream::Stderr, File::from(OwnedFd::from(stderr))));
     }
-    let input = child.stdin.take().map_or(Input::None, Input::Pipe);
+    let input = match child.stdin.take() {
+        None => Input::None,
+        Some(pipe) => {
+            // The program's end is an open file of its own and blocks as ever.
+            rustix::io::ioctl_fionbio(&pipe, true)?;
+            Input::Pipe(pipe)
+        }
+    };
     Ok(Started {
         child,
         input,

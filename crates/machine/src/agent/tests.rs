@@ -4,7 +4,7 @@ use super::serve;
 use crate::client::{AgentAddress, Session};
 use jiffy_wire::agent::{Command, ExecInput, ExecOutput, ExitStatus, StartFailure, WindowSize};
 use std::net::TcpListener;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A test that takes longer hangs.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -116,6 +116,35 @@ fn signals_reach_the_whole_group() {
         .send(&ExecInput::Signal(9))
         .unwrap();
     assert_eq!(finish(session).1, ExitStatus::Signal(9));
+}
+
+/// Otherwise it would run until somebody reads its input, which nobody does.
+#[test]
+fn a_program_that_does_not_read_gets_sighup_when_its_host_disconnects() {
+    let command = Command {
+        stdin: true,
+        ..shell("exec sleep 1000")
+    };
+    let mut session = agent().exec(command, false).unwrap();
+    session.set_time_limit(Some(TIMEOUT)).unwrap();
+    let Some(ExecOutput::Started { pid }) = session.receive().unwrap() else {
+        panic!("it did not start");
+    };
+    // More than a pipe holds.
+    let mut sender = session.sender().unwrap();
+    for _ in 0..8 {
+        sender.send(&ExecInput::Stdin(vec![0; 16 << 10])).unwrap();
+    }
+    drop((session, sender));
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while rustix::process::test_kill_process(pid).is_ok() {
+        if Instant::now() > until {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            panic!("it runs on");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

@@ -140,6 +140,9 @@ pub struct Report {
     pub forgotten: usize,
     /// VMs without a link: they must be attached.
     pub without_link: Vec<VmId>,
+    /// VMs whose address is outside of the range, or another VM's, too. Only [`Host::open`] looks for
+    /// them.
+    pub displaced: Vec<VmId>,
     /// Settings under /proc/sys/net that were made for VMs, as `sysctl` writes them.
     pub settings: Vec<String>,
     /// Why VMs have no IPv6, if they have none.

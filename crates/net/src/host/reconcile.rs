@@ -30,11 +30,20 @@ pub(super) fn open(
         options,
         route,
     };
+    let mut displaced = Vec::new();
     for guest in guests {
-        host.pool.claim(guest.v4);
+        if !host.pool.claim(guest.v4) {
+            displaced.push(guest.vm);
+        }
     }
     let report = run(&mut host, guests, networks)?;
-    Ok((host, report))
+    Ok((
+        host,
+        Report {
+            displaced,
+            ..report
+        },
+    ))
 }
 
 /// The operator's ranges, or ranges that overlap none of the host's routes.
@@ -119,6 +128,7 @@ pub(super) fn run(
         removed_routes,
         forgotten,
         without_link,
+        displaced: Vec::new(),
         settings: host.forwarding.settings(),
         no_ipv6: host.forwarding.no_ipv6(),
         blockers: firewalls::find(&mut host.netfilter)?,

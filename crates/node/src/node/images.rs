@@ -8,7 +8,7 @@ use jiffy_content::model::vm::Spec;
 use jiffy_wire::api::{Action, Image, ImageSource, Pruned, Subject};
 use std::io::Read;
 use std::sync::Arc;
-use tracing::warn;
+use tracing::{info, warn};
 
 impl Node {
     /// All images; the built-in one is made if it isn't there.
@@ -19,21 +19,31 @@ impl Node {
         self.images.list()
     }
 
-    /// Makes an image of a tar.
+    /// Makes an image of a tar. If the client leaves before it has a name, there is none; after that
+    /// it is told.
     pub async fn import_image(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         registry: Option<&str>,
         tar: impl Read + Send + 'static,
         which: Which,
         source: Option<ImageSource>,
     ) -> Result<Image> {
-        let name = &self.images.new_name(name, registry)?;
-        self.release_image(name).await;
-        self.images
-            .import(name, tar, which, source, || self.check_image_unused(name))
-            .await
-            .inspect(|_| self.image_changed(name, Action::Created))
+        let name = self.images.new_name(name, registry)?;
+        self.release_image(&name).await;
+        if self.images.has(&name) {
+            self.check_image_unused(&name).await?;
+        }
+        let made = self.images.import(tar, which, source).await?;
+        let node = Arc::clone(self);
+        run_to_completion(async move {
+            let unused = || node.check_image_unused(&name);
+            let image = node.images.keep(&name, made, unused).await?;
+            node.image_changed(&name, Action::Created);
+            info!(image = name, digest = image.digest, "image imported");
+            Ok(image)
+        })
+        .await
     }
 
     /// One image, with the VMs that need it.

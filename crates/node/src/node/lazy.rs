@@ -154,9 +154,10 @@ impl Node {
         self.snapshots.find(name)
     }
 
-    /// The snapshot that was pulled by this reference, and its source.
+    /// The snapshot that was pulled by this reference, and its source; `None` if it is damaged, so
+    /// that a pull replaces it.
     pub(crate) fn pulled_snapshot(&self, name: &str) -> Option<(Snapshot, ImageSource)> {
-        let saved = self.snapshots.find(name).ok()?;
+        let saved = self.snapshots.usable(name).ok()?;
         let source = saved.manifest.source.clone();
         let source = source.filter(|source| source.manifest.is_some())?;
         Some((saved.shown(name, false, Vec::new()), source))
@@ -191,12 +192,12 @@ impl Node {
 
     /// Gives a pulled snapshot its name; fails if a VM needs the one that has it.
     pub(crate) async fn keep_snapshot(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         draft: Draft,
         manifest: &Manifest,
     ) -> Result<Snapshot> {
-        if self.snapshots.find(name).is_ok() {
+        if self.snapshots.has(name) {
             self.remove_snapshot(name).await?;
         }
         let (to, manifest) = (self.snapshots.path(name), manifest.clone());

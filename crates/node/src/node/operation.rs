@@ -404,6 +404,15 @@ impl Node {
     }
 }
 
+/// Was the end of this VM requested, or is it over?
+pub(super) fn is_over(vm: &VmHandle) -> bool {
+    let state = vm.view.borrow().vm.state;
+    matches!(state, VmState::Stopping | VmState::Exited)
+}
+
 pub(super) fn capture_error(vm: &VmHandle, why: &str) -> Error {
+    if is_over(vm) {
+        return Error::vm_failed(format!("The VM {} ended before it was captured.", vm.name));
+    }
     Error::vm_failed(format!("The VM {} can't be captured: {why}.", vm.name))
 }

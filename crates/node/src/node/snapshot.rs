@@ -1,7 +1,7 @@
 //! Snapshots: make, list, inspect, optimise, remove.
 
 use super::limits::current_spec;
-use super::operation::{Stopwatch, join_result};
+use super::operation::{Stopwatch, is_over, join_result, run_to_completion};
 use super::{NAME_TIME, Node};
 use crate::golden;
 use jiffy_content::clock::{monotonic_ns, unix_seconds};
@@ -25,6 +25,7 @@ use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::block_in_place;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
@@ -88,7 +89,9 @@ impl Node {
                 draft
             };
             if !resume && !wanted.stop {
-                self.resume_vcpus(&vm).await?;
+                let resumed = self.resume_vcpus(&vm).await;
+                // What was captured of a VM that has been ended since is whole.
+                resumed.or_else(|error| is_over(&vm).then_some(()).ok_or(error))?;
             }
             let frozen = match wanted.stop {
                 true => Some(taken.frozen),
@@ -111,15 +114,16 @@ impl Node {
                 return Err(error);
             }
         };
-        if wanted.stop {
-            vm.ask(Command::Kill).await??;
-            vm.when(|view| !view.is_active()).await;
-        }
-        drop(frozen);
         info!(snapshot = name, vm = %vm.name, "snapshot made");
         self.host
             .events
             .publish(Subject::Snapshot, Action::Created, &name);
+        if wanted.stop {
+            // Fails if the VM was ended or removed meanwhile: then it is over, too.
+            let _ = vm.ask(Command::Kill).await;
+            vm.when(|view| !view.is_active()).await;
+        }
+        drop(frozen);
         Ok(SnapshotMade {
             snapshot: saved.shown(&name, false, Vec::new()),
             pause_ns,
@@ -277,8 +281,9 @@ impl Node {
         users.map(|vm| vm.name.clone()).collect()
     }
 
-    /// Removes a snapshot that no VM needs, or a golden one.
-    pub async fn remove_snapshot(&self, name: &str) -> Result<()> {
+    /// Removes a snapshot that no VM needs, or a golden one. Once that has begun, it is done and told
+    /// also if the client leaves.
+    pub async fn remove_snapshot(self: &Arc<Self>, name: &str) -> Result<()> {
         if self.goldens.remove(name).await {
             return Ok(());
         }
@@ -288,18 +293,16 @@ impl Node {
         loop {
             let users = self.users_of(name);
             let Some(user) = users.first() else {
-                let (snapshots, images) = (Arc::clone(&self.snapshots), Arc::clone(&self.images));
-                let (host, removed) = (Arc::clone(&self.host), name.to_owned());
-                // Told there, because the client may leave meanwhile.
-                let removed = tokio::task::spawn_blocking(move || {
-                    snapshots.remove(&removed)?;
-                    let events = &host.events;
-                    events.publish(Subject::Snapshot, Action::Removed, &removed);
+                let (node, name) = (Arc::clone(self), name.to_owned());
+                return run_to_completion(async move {
+                    block_in_place(|| node.snapshots.remove(&name))?;
+                    let events = &node.host.events;
+                    events.publish(Subject::Snapshot, Action::Removed, &name);
                     // Removes its chunks and their origins, if nothing else uses them.
-                    images.collect_garbage();
+                    block_in_place(|| node.images.collect_garbage());
                     Ok(())
-                });
-                return join_result(removed.await);
+                })
+                .await;
             };
             let leaving = self
                 .registry

@@ -23,12 +23,23 @@ impl Node {
         let reference = name::reference(&wanted.reference, registry)?;
         let platform = client::platform(wanted.platform.as_deref())?;
         let key = format!("{reference} {platform} {}", client::key(&wanted.access)?);
-        let (watcher, new) = self.transfers.join(&key);
+        // An image that is here may be of another platform than the one that is asked for.
+        let renews = wanted.renew || wanted.platform.is_some();
+        let (watcher, new) = self.transfers.join(&key, renews);
         if new {
             let (node, job) = (Arc::clone(self), watcher.job());
             tokio::spawn(async move {
-                let pulled = pull(&node, &wanted, reference, platform, &job).await;
-                job.end(pulled);
+                loop {
+                    let wanted = PullImage {
+                        renew: job.renews(),
+                        ..wanted.clone()
+                    };
+                    let (reference, platform) = (reference.clone(), platform.clone());
+                    let pulled = pull(&node, &wanted, reference, platform, &job).await;
+                    if job.end_of(pulled, wanted.renew) {
+                        break;
+                    }
+                }
             });
         }
         Ok(watcher)
@@ -68,7 +79,7 @@ async fn try_pull(
     let verify = |source: Option<&ImageSource>| {
         wanted.access.verify_key.is_some() || policy.check("image", &name, source).is_err()
     };
-    let keeps = have.is_some() && !wanted.renew && wanted.platform.is_none();
+    let keeps = have.is_some() && !wanted.renew;
     if let Some(have) = &have
         && keeps
         && !verify(have.record.source.as_ref())

@@ -7,31 +7,48 @@ use jiffy_wire::api::{Vm, VmState};
 /// Why a halted VM does not answer.
 const HALTED: &str = "The host has nearly no memory left, and this VM keeps growing: it is halted until other VMs end or free memory.";
 
+/// What is shown of a VM besides its view.
+#[derive(Default, PartialEq)]
+struct More {
+    /// Its activity.
+    activity: bool,
+    /// Why it does not answer, or could not be woken.
+    error: Option<String>,
+}
+
 impl Node {
     /// Does [`Node::shown`] add anything to the view of this VM?
     pub fn has_more_to_show(&self, vm: &VmHandle) -> bool {
         let state = vm.view.borrow().vm.state;
-        match state {
-            VmState::Running => vm.spec.idle.is_some() || self.pressure.is_halted(&vm.id),
-            VmState::Hibernated => matches!(vm.waking.last(), Some((_, Err(_)))),
-            _ => false,
-        }
+        self.more_about(vm, state) != More::default()
     }
 
     /// A VM as the API shows it, with its activity, or why it could not be woken.
     pub fn shown(&self, vm: &VmHandle) -> Vm {
         let mut shown = vm.vm();
-        if let (VmState::Running, Some(idle)) = (shown.state, &mut shown.idle) {
+        let more = self.more_about(vm, shown.state);
+        if let (true, Some(idle)) = (more.activity, &mut shown.idle) {
             self.watches.describe(idle, &vm.id, &vm.activity);
         }
-        if self.pressure.is_halted(&vm.id) {
-            shown.error.get_or_insert_with(|| HALTED.to_owned());
-        }
-        if shown.state == VmState::Hibernated
-            && let Some((_, Err(error))) = vm.waking.last()
-        {
-            shown.error.get_or_insert(error.0.message);
-        }
+        shown.error = shown.error.or(more.error);
         shown
+    }
+
+    fn more_about(&self, vm: &VmHandle, state: VmState) -> More {
+        match state {
+            VmState::Running => More {
+                activity: vm.spec.idle.is_some(),
+                error: self.pressure.is_halted(&vm.id).then(|| HALTED.to_owned()),
+            },
+            VmState::Hibernated => {
+                let woken = vm.waking.last().map(|(_, woken)| woken);
+                let error = woken.and_then(|woken| woken.err());
+                More {
+                    activity: false,
+                    error: error.map(|error| error.0.message),
+                }
+            }
+            _ => More::default(),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Volumes: list, make, resize, remove.
 
-use super::{Node, operation};
+use super::{Node, run_to_completion};
 use jiffy_content::error::{Error, Result};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{Action, MakeVolume, ResizedVolume, Subject, VmState, Volume};
@@ -42,8 +42,13 @@ impl Node {
             .ok_or_else(|| Error::not_found(format!("There is no volume {name}.")))
     }
 
-    /// Changes the size of a volume that no VM uses.
-    pub async fn resize_volume(&self, name: &str, size_mib: u64) -> Result<ResizedVolume> {
+    /// Changes the size of a volume that no VM uses. Once that has begun, it is done and told also if
+    /// the client leaves.
+    pub async fn resize_volume(
+        self: &Arc<Self>,
+        name: &str,
+        size_mib: u64,
+    ) -> Result<ResizedVolume> {
         self.wait_for_removal(|vm| uses_volume(vm, name)).await;
         // A hibernated VM's memory contains the size of its disk.
         let sleeps = |vm: &VmHandle| {
@@ -59,16 +64,13 @@ impl Node {
                 vm.name
             )));
         }
-        let (host, volumes) = (Arc::clone(&self.host), Arc::clone(&self.volumes));
-        let wanted = name.to_owned();
-        // Told there, because the client may leave meanwhile.
-        let work = tokio::task::spawn_blocking(move || {
-            let note = volumes.resize(&wanted, size_mib)?;
-            host.events
-                .publish(Subject::Volume, Action::Updated, &wanted);
+        let (node, wanted) = (Arc::clone(self), name.to_owned());
+        let resized = run_to_completion(async move {
+            let note = block_in_place(|| node.volumes.resize(&wanted, size_mib))?;
+            node.volume_changed(&wanted, Action::Updated);
             Ok(note)
         });
-        let note = operation::join_result(work.await)?;
+        let note = resized.await?;
         let volume = self.volume(name)?;
         Ok(ResizedVolume { volume, note })
     }

@@ -179,7 +179,8 @@ fn push(registry: &LocalRegistry, options: ClientOptions, image: &Path) -> Strin
     };
     let file = FileToPush::local("ram.image", image, "data");
     let artifact = Artifact::plan(IMAGE_TYPE, config, BTreeMap::new(), &[file], &()).unwrap();
-    artifact.push(&client, &tag, &()).unwrap();
+    let scratch = image.parent().unwrap();
+    artifact.push(&client, &tag, scratch, &()).unwrap();
     format!("{}/team/app@{}", registry.host(), artifact.digest())
 }
 

@@ -8,6 +8,7 @@ use crate::{Client, Descriptor, Digest, Progress, Reference, RegistryError, medi
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Result of a push.
@@ -23,11 +24,13 @@ pub struct Pushed {
 
 impl Artifact {
     /// Uploads the artifact to the reference's repository and tag. The manifest is put last, so
-    /// nobody sees an incomplete artifact.
+    /// nobody sees an incomplete artifact. What has to be copied from another registry is held in
+    /// unnamed files in `scratch` meanwhile.
     pub fn push(
         &self,
         client: &Client,
         reference: &Reference,
+        scratch: &Path,
         progress: &dyn Progress,
     ) -> Result<Pushed> {
         let uploaded = AtomicU64::new(0);
@@ -54,7 +57,9 @@ impl Artifact {
                         .map_err(|error| RegistryError::file("read", path, error))?;
                     client.upload_blob(reference, blob, None, &mut file, progress)?
                 }
-                Bytes::Remote(origin) => copy(client, reference, blob, origin, progress)?,
+                Bytes::Remote(origin) => {
+                    copy(client, reference, blob, (origin, scratch), progress)?
+                }
                 Bytes::Memory(bytes) => {
                     client.upload_blob(reference, blob, None, &mut Cursor::new(bytes), progress)?
                 }
@@ -85,7 +90,7 @@ fn copy(
     client: &Client,
     reference: &Reference,
     blob: &Descriptor,
-    origin: &RemoteFile,
+    (origin, scratch): (&RemoteFile, &Path),
     progress: &dyn Progress,
 ) -> Result<Uploaded> {
     let from = origin.repository();
@@ -93,6 +98,7 @@ fn copy(
     let mut bytes = Fetched {
         origin,
         blob,
+        scratch,
         file: None,
     };
     let mount_from = same_registry.then(|| from.repository());
@@ -103,13 +109,15 @@ fn copy(
 struct Fetched<'a> {
     origin: &'a RemoteFile,
     blob: &'a Descriptor,
+    scratch: &'a Path,
     file: Option<File>,
 }
 
 impl Fetched<'_> {
     fn file(&mut self) -> io::Result<&mut File> {
         if self.file.is_none() {
-            let mut file = tempfile::tempfile()?;
+            // Not in the folder for temporary files, which may be a small part of memory.
+            let mut file = tempfile::tempfile_in(self.scratch)?;
             self.origin
                 .client()
                 .blob(self.origin.repository(), self.blob, &mut file, &())

@@ -61,7 +61,7 @@ fn pushed_files_are_read_back_unchanged() {
     ]);
     let to = reference(&registry, "team/disk:1");
     let moved = Moved::default();
-    let pushed = artifact.push(&client, &to, &moved).unwrap();
+    let pushed = artifact.push(&client, &to, there.path(), &moved).unwrap();
     assert_eq!(pushed.digest, artifact.digest());
     assert_eq!(
         pushed.bytes_total,
@@ -70,7 +70,7 @@ fn pushed_files_are_read_back_unchanged() {
     assert_eq!(pushed.bytes_uploaded, pushed.bytes_total);
     let blobs: u64 = moved.0.lock().unwrap().values().sum();
     assert_eq!(blobs, pushed.bytes_total);
-    let again = artifact.push(&client, &to, &()).unwrap();
+    let again = artifact.push(&client, &to, there.path(), &()).unwrap();
     assert_eq!(again.bytes_uploaded, 0);
 
     let remote = RemoteArtifact::open(&client, &to, &()).unwrap();
@@ -120,7 +120,7 @@ fn a_file_without_hashes_of_blocks_is_read_by_whole_packs() {
     fs::write(&path, &content).unwrap();
     let file = FileToPush::local("disk", path, "data").cut(100_000, "data");
     let to = reference(&registry, "older:1");
-    plan(&[file]).push(&client, &to, &()).unwrap();
+    plan(&[file]).push(&client, &to, there.path(), &()).unwrap();
     let remote = RemoteArtifact::open(&client, &to, &()).unwrap();
     let file = remote.file("disk").unwrap();
     assert_eq!(file.bytes_to_read(&(5..10)), 100_000);
@@ -142,7 +142,7 @@ fn a_fetch_resumes_at_whole_packs_and_repairs_wrong_ones() {
     let there = tempfile::tempdir().unwrap();
     let (disk, content) = image(there.path(), "disk", 2, 400_000);
     let to = reference(&registry, "disk:1");
-    plan(&[disk]).push(&client, &to, &()).unwrap();
+    plan(&[disk]).push(&client, &to, there.path(), &()).unwrap();
     let remote = RemoteArtifact::open(&client, &to, &()).unwrap();
     let file = remote.file("disk").unwrap();
     let back = tempfile::tempdir().unwrap();
@@ -183,7 +183,7 @@ fn skopeo_carries_an_artifact_to_a_layout_and_to_another_registry() {
     let (disk, content) = image(there.path(), "disk", 3, 500_000);
     let artifact = plan(&[disk]);
     let from = reference(&registry, "disk:1");
-    artifact.push(&client, &from, &()).unwrap();
+    artifact.push(&client, &from, there.path(), &()).unwrap();
 
     let layout = there.path().join("layout");
     skopeo::copy(&format!("docker://{from}"), &skopeo::layout(&layout, "one"));
@@ -206,7 +206,7 @@ fn garbage_collection_keeps_only_an_artifacts_blobs() {
     let there = tempfile::tempdir().unwrap();
     let (disk, content) = image(there.path(), "disk", 4, 500_000);
     let to = reference(&registry, "disk:1");
-    plan(&[disk]).push(&client, &to, &()).unwrap();
+    plan(&[disk]).push(&client, &to, there.path(), &()).unwrap();
     let unused = Descriptor::of("", b"unused");
     client
         .upload_blob(
@@ -237,7 +237,9 @@ fn a_push_uploads_only_new_data_and_needs_no_local_parent() {
     let there = tempfile::tempdir().unwrap();
     let (parent, parent_content) = image(there.path(), "parent", 5, 600_000);
     let parent_at = reference(&registry, "parent:1");
-    plan(&[parent]).push(&client, &parent_at, &()).unwrap();
+    plan(&[parent])
+        .push(&client, &parent_at, there.path(), &())
+        .unwrap();
     fs::remove_file(there.path().join("parent")).unwrap();
     let remote = RemoteArtifact::open(&client, &parent_at, &()).unwrap();
     let remote = remote.file("parent").unwrap();
@@ -258,20 +260,24 @@ fn a_push_uploads_only_new_data_and_needs_no_local_parent() {
 
     // In the parent's repository: all of the parent's blobs exist.
     let beside = parent_at.with_tag("child").unwrap();
-    let pushed = artifact.push(&client, &beside, &()).unwrap();
+    let pushed = artifact.push(&client, &beside, there.path(), &()).unwrap();
     assert_eq!(
         (pushed.bytes_uploaded, pushed.bytes_total),
         (new - config().bytes.len() as u64, new + 600_000 + 10 * 16)
     );
     check(&beside);
-    // In another repository of the registry: they are mounted.
+    // In another repository of the registry: they are mounted, and need no temporary files.
     let mounted = reference(&registry, "children/a:1");
-    let pushed = artifact.push(&client, &mounted, &()).unwrap();
+    let nowhere = there.path().join("nowhere");
+    let pushed = artifact.push(&client, &mounted, &nowhere, &()).unwrap();
     assert!(pushed.bytes_uploaded <= new, "{pushed:?}");
     check(&mounted);
-    // In another registry: they are copied.
+    // In another registry: they are copied, by way of the folder for temporary files.
     let carried = reference(&other, "children/a:1");
-    let pushed = artifact.push(&client, &carried, &()).unwrap();
+    let failing = reference(&other, "children/b:1");
+    artifact.push(&client, &failing, &nowhere, &()).unwrap_err();
+    let pushed = artifact.push(&client, &carried, there.path(), &());
+    let pushed = pushed.unwrap();
     assert_eq!(pushed.bytes_uploaded, pushed.bytes_total);
     check(&carried);
 }
@@ -286,7 +292,7 @@ fn a_container_image_is_not_an_artifact() {
     let files = [disk];
     Artifact::plan(SNAPSHOT_TYPE, config(), BTreeMap::new(), &files, &())
         .unwrap()
-        .push(&client, &to, &())
+        .push(&client, &to, there.path(), &())
         .unwrap();
     // Tools that only store it treat a snapshot as an image manifest.
     let image = client.image(&to, &Platform::default(), &()).unwrap();
@@ -300,7 +306,7 @@ fn a_container_image_is_not_an_artifact() {
         &(),
     )
     .unwrap();
-    strange.push(&client, &to, &()).unwrap();
+    strange.push(&client, &to, there.path(), &()).unwrap();
     let error = RemoteArtifact::open(&client, &to, &()).unwrap_err();
     assert!(
         matches!(error, RegistryError::Unsupported { .. }),

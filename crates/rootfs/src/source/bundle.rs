@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
+/// The list of the images in a Docker archive.
+pub(super) const DOCKER_MANIFEST: &str = "manifest.json";
 /// Most members of a tar that holds images.
 const MAX_MEMBERS: usize = 100_000;
 /// Most links followed from a name to its member.
@@ -34,16 +36,21 @@ pub(super) enum Member {
 
 impl Bundle {
     /// The members of a plain tar, if it is an OCI or Docker archive. `None` at the first name that
-    /// such an archive doesn't have.
-    pub fn of_tar(path: &std::path::Path, tar: &Blob) -> Result<Option<Bundle>, SourceError> {
+    /// such an archive doesn't have, unless it is `known` to be one: then it may have further files.
+    pub fn of_tar(
+        path: &std::path::Path,
+        tar: &Blob,
+        known: bool,
+    ) -> Result<Option<Bundle>, SourceError> {
         let mut archive = Archive::new(tar.stream());
         let mut members = BTreeMap::new();
         while let Ok(Some(entry)) = archive.next_entry() {
-            let Ok(name) = std::str::from_utf8(&entry.path) else {
-                return Ok(None);
+            let name = match std::str::from_utf8(&entry.path) {
+                Ok(name) => name.trim_start_matches("./").trim_matches('/').to_owned(),
+                Err(_) if known => continue,
+                Err(_) => return Ok(None),
             };
-            let name = name.trim_start_matches("./").trim_matches('/').to_owned();
-            if !is_bundle_member(&name) || members.len() >= MAX_MEMBERS {
+            if !known && !is_bundle_member(&name) || members.len() >= MAX_MEMBERS {
                 return Ok(None);
             }
             let member = match entry.kind {
@@ -58,12 +65,13 @@ impl Bundle {
                     Member::Link(String::from_utf8_lossy(&target).into_owned())
                 }
                 EntryKind::Folder => continue,
+                _ if known => continue,
                 _ => return Ok(None),
             };
             members.insert(name, member);
         }
         let has = |name: &str| members.contains_key(name);
-        let bundle = has("manifest.json") || (has("oci-layout") && has("index.json"));
+        let bundle = has(DOCKER_MANIFEST) || (has("oci-layout") && has("index.json"));
         Ok(bundle.then(|| Bundle::Tar {
             path: path.to_owned(),
             members,

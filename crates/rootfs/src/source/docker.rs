@@ -1,7 +1,7 @@
 //! `docker save` archives: `manifest.json` and one tar per layer (Docker image specification v1.2,
 //! "Combined Image JSON + Filesystem Changeset").
 
-use super::bundle::Bundle;
+use super::bundle::{Bundle, DOCKER_MANIFEST};
 use super::oci::{Found, MAX_LAYERS, json, list};
 use super::{Choice, LayerInput, SourceError, is_called};
 use crate::config::{MAX_CONFIG, RawConfig};
@@ -22,8 +22,8 @@ struct Image {
 pub(super) fn open(bundle: &Bundle, choice: &Choice) -> Result<Found, SourceError> {
     let images: Vec<Image> = json(
         bundle,
-        "manifest.json",
-        &bundle.read("manifest.json", MAX_CONFIG)?,
+        DOCKER_MANIFEST,
+        &bundle.read(DOCKER_MANIFEST, MAX_CONFIG)?,
     )?;
     let available = || {
         let tags = images

@@ -9,7 +9,7 @@ use crate::config::{ConfigError, ImageConfig, RawConfig};
 use crate::layer::{self, Blob, Expected, LayerError, Packing, Spool};
 use crate::limits::Limits;
 use crate::scratch::Scratch;
-use bundle::{Bundle, open_file};
+use bundle::{Bundle, DOCKER_MANIFEST, open_file};
 use jiffy_oci::{Digest, DigestError, ManifestError, Platform, media_type, one_line};
 use std::fs::File;
 use std::io::{self, Read};
@@ -42,6 +42,8 @@ pub struct Choice {
     pub platform: Platform,
     /// The image's name or tag; required if there are several images.
     pub reference: Option<String>,
+    /// The format of an archive: a root tar, an OCI layout or a Docker archive. `None` to detect it.
+    pub format: Option<SourceKind>,
     /// Unnamed temporary files.
     pub scratch: Scratch,
     /// Limits on a packed archive that must be unpacked to be read.
@@ -54,6 +56,7 @@ impl Choice {
         Choice {
             platform: Platform::default(),
             reference: None,
+            format: None,
             scratch: Scratch::Folder(scratch.into()),
             limits: Limits::default(),
         }
@@ -159,6 +162,9 @@ pub enum SourceError {
         /// The file.
         name: String,
     },
+    /// It is not of the format that it should be.
+    #[error("it is not {0}")]
+    OtherFormat(&'static str),
     /// An OCI layout of an unknown version.
     #[error("it is an OCI image layout of version {0:?}; only version 1 is supported")]
     Layout(String),
@@ -352,13 +358,26 @@ impl Source {
             Packing::Plain => blob,
             _ => unpack_whole(path, &blob, choice)?,
         };
-        if let Some(bundle) = Bundle::of_tar(path, &tar)? {
+        let wanted = choice.format;
+        let bundle = match wanted {
+            Some(SourceKind::RootTar) => None,
+            _ => Bundle::of_tar(path, &tar, wanted.is_some())?,
+        };
+        if let Some(bundle) = bundle {
             // Newer versions of Docker write both; the OCI layout has more information.
-            return if oci::is_layout(&bundle) {
-                Source::found(SourceKind::Oci, oci::open(&bundle, choice)?)
-            } else {
-                Source::found(SourceKind::DockerArchive, docker::open(&bundle, choice)?)
-            };
+            if wanted != Some(SourceKind::DockerArchive) && oci::is_layout(&bundle) {
+                return Source::found(SourceKind::Oci, oci::open(&bundle, choice)?);
+            }
+            if wanted != Some(SourceKind::Oci) && bundle.has(DOCKER_MANIFEST) {
+                return Source::found(SourceKind::DockerArchive, docker::open(&bundle, choice)?);
+            }
+        }
+        match wanted {
+            Some(SourceKind::Oci) => return Err(SourceError::OtherFormat("an OCI image layout")),
+            Some(SourceKind::DockerArchive) => {
+                return Err(SourceError::OtherFormat("a `docker save` archive"));
+            }
+            _ => {}
         }
         Ok(Source {
             kind: SourceKind::RootTar,

@@ -96,7 +96,7 @@ impl Network {
 /// lose their network.
 pub fn uninstall(settings: &Settings, paths: &Paths) -> Result<(), String> {
     let _lock = lock_namespace()?;
-    let options = options(settings, &load_networks(&paths.networks())?)?;
+    let options = options(settings, &load_networks(&paths.networks())?, &[])?;
     let (host, _) = Host::open(options, &[], &BTreeSet::new()).map_err(failed)?;
     host.uninstall().map_err(failed)
 }
@@ -115,24 +115,53 @@ fn lock_namespace() -> Result<UnixListener, String> {
     })
 }
 
-/// The ranges are the operator's; if there are none, those of the earlier daemon.
-fn options(settings: &Settings, kept: &Networks) -> Result<HostOptions, String> {
-    let known = |own: Option<Cidr>, kept: &str| own.or_else(|| kept.parse().ok());
+/// The options for VMs that have these addresses now.
+fn options(
+    settings: &Settings,
+    kept: &Networks,
+    addresses: &[IpAddr],
+) -> Result<HostOptions, String> {
+    let range = |option: &str, own: Option<Cidr>, kept: &str| {
+        let range = range(own, kept.parse().ok(), addresses);
+        if let (Some(wanted), Some(range)) = (own, range)
+            && wanted != range
+        {
+            warn!(%range, "VMs have addresses of the earlier range, which is kept: {option} {wanted} is used when jiffyd is started after these VMs have ended");
+        }
+        range
+    };
     Ok(HostOptions {
-        v4: known(settings.v4, &kept.v4),
-        v6: known(settings.v6, &kept.v6),
+        v4: range("--vm-ipv4", settings.v4, &kept.v4),
+        v6: range("--vm-ipv6", settings.v6, &kept.v6),
         seed: seed()?,
         never: settings.never.clone(),
         ..HostOptions::default()
     })
 }
 
+/// The operator's range; if there is none, that of the earlier daemon. That one is also kept while
+/// the guest of a VM has been told an address of it that the operator's would not give it, or another
+/// gateway: it would lose its network.
+fn range(own: Option<Cidr>, kept: Option<Cidr>, addresses: &[IpAddr]) -> Option<Cidr> {
+    let (Some(own), Some(kept)) = (own, kept) else {
+        return own.or(kept);
+    };
+    let mut told = addresses.iter().filter(|it| kept.contains(**it));
+    // The gateway is the first address, and the last one is for broadcasts.
+    let stays = |it: &IpAddr| own.first() == kept.first() && own.contains(*it) && *it != own.last();
+    match told.all(stays) {
+        true => Some(own),
+        false => Some(kept),
+    }
+}
+
 fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String> {
     let lock = lock_namespace()?;
     let file = paths.networks();
     let kept = load_networks(&file)?;
-    let mut options = options(settings, &kept)?;
     let records = records(paths, vms);
+    let addresses: Vec<IpAddr> = records.iter().flat_map(|it| it.addresses.clone()).collect();
+    let mut options = options(settings, &kept, &addresses)?;
     let specs = |records: &[VmRecord]| -> Vec<(GuestSpec, VmRecord)> {
         let spec = |record: &VmRecord| {
             let spec = spec_of(record, v4_of(record)?, settings.everywhere);
@@ -296,6 +325,9 @@ fn log_report(report: &Report) {
     for vm in &report.without_link {
         debug!(%vm, "a VM has no link");
     }
+    for vm in &report.displaced {
+        warn!(%vm, "a VM's address is not in the range of VMs' addresses, or another VM has it, too: stop and start the VM to give it another one");
+    }
     for blocker in &report.blockers {
         let remedy = blocker.remedy();
         warn!(
@@ -324,6 +356,39 @@ fn serve_names(directory: &Arc<Directory>, sockets: Sockets, own: IpAddr) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_earlier_range_is_kept_while_a_vm_has_an_address_of_it() {
+        let cidr = |text: &str| text.parse::<Cidr>().unwrap();
+        let chosen = |own: &str, kept: &str, address: &str| {
+            let addresses = [address.parse().unwrap()];
+            let range = range(Some(cidr(own)), Some(cidr(kept)), &addresses);
+            range.unwrap().to_string()
+        };
+        let old = "10.118.0.0/16";
+        let v4 = |own, address| chosen(own, old, address);
+        assert_eq!(v4("10.9.0.0/16", "10.118.0.2"), old);
+        // No VM has one of it.
+        assert_eq!(v4("10.9.0.0/16", "10.7.0.2"), "10.9.0.0/16");
+        assert_eq!(v4("10.9.0.0/16", "fd00::2"), "10.9.0.0/16");
+        // Gateway and addresses stay the same.
+        assert_eq!(v4("10.118.0.0/24", "10.118.0.2"), "10.118.0.0/24");
+        for (own, address) in [
+            ("10.118.0.0/24", "10.118.1.2"),
+            ("10.118.0.0/24", "10.118.0.255"),
+            ("10.112.0.0/12", "10.118.0.2"),
+            ("10.118.0.128/25", "10.118.0.129"),
+        ] {
+            assert_eq!(v4(own, address), old, "{own} {address}");
+        }
+        let v6 = |own, address| chosen(own, "fd00:1::/64", address);
+        assert_eq!(v6("fd00:2::/64", "fd00:1::2"), "fd00:1::/64");
+        assert_eq!(v6("fd00:1::/48", "fd00:1::2"), "fd00:1::/48");
+        assert_eq!(v6("fd00:2::/64", "10.118.0.2"), "fd00:2::/64");
+        assert_eq!(range(None, Some(cidr(old)), &[]), Some(cidr(old)));
+        assert_eq!(range(Some(cidr(old)), None, &[]), Some(cidr(old)));
+        assert_eq!(range(None, None, &[]), None);
+    }
 
     #[test]
     fn a_network_list_of_a_newer_release_is_refused_and_kept() {

@@ -57,7 +57,10 @@ fn messages_arrive_as_they_were_sent() {
             config: vec![0xff, 0],
             layers: vec![layer; 3],
         },
-        Source::Archive { reference: None },
+        Source::Archive {
+            reference: None,
+            format: Some(Format::Docker),
+        },
         Source::Changes {
             parent: "p".into(),
             changes: "c".into(),

@@ -1,6 +1,7 @@
 //! Which images of chunks are removed: those that nothing needs, and what a killed daemon left.
 
 use super::{Chunks, PRESENT, SUFFIX, parse_id};
+use crate::error::{Error, Result};
 use crate::leases::{Holder, Item, Lease, Mode};
 use jiffy_store::partial::map_path;
 use std::collections::HashMap;
@@ -74,6 +75,23 @@ impl Chunks {
         bytes
     }
 
+    /// Removes a packing, with all files beside it; processes that have it open can still read it.
+    pub(super) fn remove_packing(&self, key: &str) -> Result<()> {
+        let path = self.path(key);
+        info!(path = %path.display(), "removing the least recently used packing of an image");
+        // The image first: an image without its map would be taken for a whole one.
+        fs::remove_file(&path)
+            .map_err(|error| Error::io("remove a packing of an image", &path, &error))?;
+        let is_of_it = |name: &str| {
+            let rest = name.strip_prefix('.').unwrap_or(name).strip_prefix(key);
+            rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        for (_, path) in self.entries().iter().filter(|(name, _)| is_of_it(name)) {
+            let _ = fs::remove_file(path);
+        }
+        Ok(())
+    }
+
     /// Removes what a killed daemon has left half done. The map of a partial image begins with a
     /// dot, too, and is kept.
     pub fn sweep(&self) {
@@ -118,6 +136,29 @@ fn id_in(name: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[test]
+    fn a_packing_is_removed_with_the_access_to_its_origins() {
+        let folder = tempfile::tempdir().unwrap();
+        let chunks = Chunks::new(folder.path().to_owned());
+        let id = "0".repeat(32);
+        for key in [id.clone(), format!("{id}.2"), format!("{id}.3")] {
+            let image = chunks.path(&key);
+            fs::write(&image, "the image").unwrap();
+            fs::write(map_path(&image), "the map").unwrap();
+            fs::write(chunks.origins_file(&key), "the origins").unwrap();
+            for access in ["auth.json", "0123456789abcdef.ca.pem"] {
+                fs::write(image.with_extension(access), "the access").unwrap();
+            }
+        }
+        let before = chunks.entries().len();
+        chunks.remove_packing(&format!("{id}.2")).unwrap();
+        let left = chunks.entries();
+        assert_eq!(left.len(), before / 3 * 2, "{left:?}");
+        let of_it = |name: &str| name.contains(&format!("{id}.2."));
+        assert!(!left.iter().any(|(name, _)| of_it(name)), "{left:?}");
+        // What could not be removed is not free.
+        chunks.remove_packing(&format!("{id}.2")).unwrap_err();
+    }
 
     /// A partial image without its map would be taken for a whole one, also by the next daemon if
     /// this one is killed between the two removals.

@@ -62,7 +62,10 @@ impl Trial {
         let out = self.folder.path().join("out");
         fs::create_dir(&out).unwrap();
         let input = Input {
-            source: Source::Archive { reference: None },
+            source: Source::Archive {
+                reference: None,
+                format: None,
+            },
             files: Vec::new(),
             stream: Some(stream),
         };
@@ -158,7 +161,10 @@ fn refusals_have_their_kind_and_no_control_characters() {
     let missing = Importer::new("/nonexistent/jiffy-import".into());
     let folder = tempfile::tempdir().unwrap();
     let input = Input {
-        source: Source::Archive { reference: None },
+        source: Source::Archive {
+            reference: None,
+            format: None,
+        },
         files: Vec::new(),
         stream: None,
     };

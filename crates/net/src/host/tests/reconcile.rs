@@ -260,6 +260,40 @@ fn a_vm_with_a_missing_link_is_reported_and_reattached() {
     assert_eq!(report.without_link, [vm(1), vm(2), vm(3)]);
 }
 
+/// A daemon may be killed between forgetting a network and removing its rules.
+#[test]
+fn rules_of_a_network_that_is_not_known_any_more_are_removed() {
+    let world = World::new();
+    let members = || {
+        let mut netfilter = Channel::netfilter().expect("a socket");
+        read::elements(&mut netfilter, TABLE, "net-blue").map(|it| it.len())
+    };
+    on_host(&world, || {
+        let (mut host, _) = Host::open(options(), &[], &networks()).expect("it opens");
+        let (mut specs, taps) = three(&mut host);
+        drop(host);
+        assert_eq!(members().ok(), Some(1));
+        specs[0].network = None;
+        drop(Host::open(options(), &specs, &BTreeSet::new()).expect("it opens"));
+        let gone = members().expect_err("the set is gone");
+        assert_eq!(gone.errno(), Some(rustix::io::Errno::NOENT));
+        drop(taps);
+    });
+}
+
+#[test]
+fn a_vm_whose_address_is_not_its_own_is_reported() {
+    let world = World::new();
+    let (mut host, _) = open(&world);
+    let mut specs: Vec<_> = on_host(&world, || (1..=4).map(|it| spec(&mut host, it)).collect());
+    drop(host);
+    specs[1].v4 = [10, 9, 0, 2].into();
+    specs[2].v4 = specs[0].v4;
+    let opened = on_host(&world, || Host::open(options(), &specs, &networks()));
+    let (_, report) = opened.expect("it opens");
+    assert_eq!(report.displaced, [vm(2), vm(3)]);
+}
+
 #[test]
 fn monitors_may_end_while_their_links_are_reconciled() {
     let world = World::new();
