@@ -18,9 +18,11 @@ use std::time::Duration;
 const PROGRAMS: [u32; 2] = [4, 16];
 /// VMs that write to their disks.
 const WRITERS: u32 = 2;
-/// Length of the window, and what each run adds: longer than a burst takes beside many programs.
+/// Length of the window, and what each run adds, and each whose image is pulled: longer than a burst
+/// takes beside many programs.
 const WINDOW: Duration = Duration::from_millis(500);
 const WINDOW_OF_RUN: Duration = Duration::from_millis(60);
+const WINDOW_OF_PULL: Duration = Duration::from_millis(250);
 /// Time for which other work runs before the burst.
 const BEFORE: Duration = Duration::from_millis(50);
 /// Copies of 1.35 MiB of text in the memory of the VM that is captured.
@@ -62,7 +64,7 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
         let argvs = (1..).zip(&vms).map(|(number, vm)| argv(burst, number, vm));
         let argvs: Vec<Vec<String>> = argvs.collect();
         check_scheduler(burst.scheduler)?;
-        let mut samples = measure(&argvs, load, &others)?;
+        let mut samples = measure(&argvs, burst, &others)?;
         if burst.owners {
             let share = fewer_runs(&samples);
             samples[0].counters.insert(FEWER_RUNS.into(), share);
@@ -167,7 +169,8 @@ fn prepare(load: Load, others: &[String], run: u32) -> Result<()> {
 }
 
 /// Begins the other work, requests the runs and ends the other work.
-fn measure(argvs: &[Vec<String>], load: Load, others: &[String]) -> Result<Vec<Sample>> {
+fn measure(argvs: &[Vec<String>], burst: Burst, others: &[String]) -> Result<Vec<Sample>> {
+    let load = burst.load;
     let begun = now_ns();
     let mut working = others
         .iter()
@@ -205,7 +208,11 @@ fn measure(argvs: &[Vec<String>], load: Load, others: &[String]) -> Result<Vec<S
         }
         counters.insert(WORK.into(), now_ns() - begun);
     } else {
-        let window = WINDOW + WINDOW_OF_RUN * argvs.len() as u32;
+        let of_run = match burst.start {
+            BurstStart::Pulled => WINDOW_OF_PULL,
+            _ => WINDOW_OF_RUN,
+        };
+        let window = WINDOW + of_run * burst.size;
         let rest = window.checked_sub(Duration::from_nanos(now_ns() - before.time));
         std::thread::sleep(rest.context("the burst took longer than its window")?);
         let end = Moment::now(&pids)?;
