@@ -220,6 +220,15 @@ impl Daemon {
         self.post("/v1/run", &body)
     }
 
+    /// Runs a VM `box` and makes a snapshot `ready` of it.
+    pub fn run_captured(&self, vm: CreateVm) -> Frames {
+        let frames = self.run(named("box", vm));
+        self.when("box", VmState::Running);
+        let made = self.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
+        assert_eq!(made.status, 200, "{}", String::from_utf8_lossy(&made.body));
+        frames
+    }
+
     pub fn exec(&self, vm: &str, command: &Command) -> Result<Frames, Answer> {
         let body = serde_json::to_vec(command).unwrap();
         self.stream(&format!("/v1/vms/{vm}/exec"), &body)

@@ -439,13 +439,7 @@ fn a_committed_image_shares_chunks_with_its_parent() {
 fn a_snapshot_goes_through_a_registry() {
     let registry = Registry::start();
     let daemon = Daemon::with_memory_in_its_root();
-    let frames = daemon.run(CreateVm {
-        name: Some("box".into()),
-        ..vm(command(&["/bin/sleep", "1000"]))
-    });
-    daemon.when("box", VmState::Running);
-    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
-    assert_eq!(made.status, 200, "{}", String::from_utf8_lossy(&made.body));
+    let frames = daemon.run_captured(vm(command(&["/bin/sleep", "1000"])));
     // The pushed artifact needs no other file.
     assert_eq!(chunks(&daemon, "ready", "root"), 1);
     let to = registry.name("snap:1");
@@ -502,14 +496,10 @@ fn a_vm_of_a_pulled_snapshot_is_forked_without_its_image() {
     let daemon = Daemon::start();
     let tar = tar_of(&[("noise", &noise(1 << 20))]);
     assert_eq!(daemon.post("/v1/images/mine?kind=root", &tar).status, 200);
-    let frames = daemon.run(CreateVm {
-        name: Some("box".into()),
+    let frames = daemon.run_captured(CreateVm {
         image: Some("mine".into()),
         ..vm(command(&["/bin/sleep", "1000"]))
     });
-    daemon.when("box", VmState::Running);
-    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
-    assert_eq!(made.status, 200, "{}", String::from_utf8_lossy(&made.body));
     let to = registry.name("snap:1");
     push(&daemon, "ready", &to).unwrap();
     drop(frames);

@@ -11,9 +11,7 @@ use jiffy_registry::{
     Client, ClientOptions, Credentials, Reference, RegistryError, RemoteArtifact,
 };
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{
-    ApiError, CreateVm, ErrorKind, Image, PullImage, PullStep, RegistryAccess, VmState,
-};
+use jiffy_wire::api::{ApiError, CreateVm, ErrorKind, Image, PullImage, PullStep, RegistryAccess};
 use jiffy_wire::pager::{Origin, RegistryOrigin};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -583,13 +581,7 @@ fn a_pull_replaces_a_damaged_snapshot() {
     let registry = Registry::start();
     let name = registry.name("team/ready:1");
     let maker = Daemon::start();
-    let frames = maker.run(CreateVm {
-        name: Some("box".into()),
-        ..vm(command(&["/bin/sleep", "1000"]))
-    });
-    maker.when("box", VmState::Running);
-    let made = maker.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
-    assert_eq!(made.status, 200);
+    let frames = maker.run_captured(vm(command(&["/bin/sleep", "1000"])));
     push(&maker, "ready", &name).unwrap();
     drop(frames);
 
@@ -640,13 +632,7 @@ fn renewed_registry_credentials_reach_a_snapshots_memory() {
         ..RegistryAccess::default()
     };
     let maker = Daemon::start();
-    let frames = maker.run(CreateVm {
-        name: Some("box".into()),
-        ..vm(command(&["/bin/sleep", "1000"]))
-    });
-    maker.when("box", VmState::Running);
-    let made = maker.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
-    assert_eq!(made.status, 200);
+    let frames = maker.run_captured(vm(command(&["/bin/sleep", "1000"])));
     let wanted = jiffy_wire::api::PushArtifact {
         name: "ready".into(),
         kind: None,

@@ -91,13 +91,7 @@ fn a_pushed_snapshot_keeps_its_root_despite_forged_digests() {
 fn a_pulled_snapshot_is_pushed_after_fetching_its_memory() {
     let registry = Registry::start();
     let maker = Daemon::start();
-    let frames = maker.run(CreateVm {
-        name: Some("box".into()),
-        ..vm(command(&["/bin/sleep", "1000"]))
-    });
-    maker.when("box", VmState::Running);
-    let made = maker.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
-    assert_eq!(made.status, 200);
+    let frames = maker.run_captured(vm(command(&["/bin/sleep", "1000"])));
     drop(frames);
     let name = registry.name("ready:1");
     push(&maker, "ready", &name).unwrap();

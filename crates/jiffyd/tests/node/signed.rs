@@ -207,10 +207,7 @@ fn a_signature_rule_holds_for_restores() {
     let (ours, public) = key(folder.path());
     let path = folder.path().join("ours.pub");
     fs::write(&path, public).unwrap();
-    let sleeps = daemon.run(named("box", vm(command(&["/bin/sleep", "1000"]))));
-    daemon.when("box", VmState::Running);
-    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
-    assert_eq!(made.status, 200);
+    let sleeps = daemon.run_captured(vm(command(&["/bin/sleep", "1000"])));
     let name = registry.name("box:1");
     let (digest, ..) = push(&daemon, "ready", &name).unwrap();
     drop(sleeps);

@@ -7,7 +7,7 @@ use crate::registry::Registry;
 use jiffy_registry::artifact::{Config, FileToPush, SNAPSHOT_TYPE};
 use jiffy_registry::{Artifact, Client, ClientOptions, Reference, RemoteArtifact};
 use jiffy_store::{WriteOptions, write_image};
-use jiffy_wire::api::{ApiError, CreateVm, ErrorKind, PullStep, Snapshot, VmState};
+use jiffy_wire::api::{ApiError, CreateVm, ErrorKind, PullStep, Snapshot};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -29,13 +29,7 @@ impl Stage {
     fn new() -> Stage {
         let registry = Registry::start();
         let daemon = Daemon::start();
-        let frames = daemon.run(CreateVm {
-            name: Some("box".into()),
-            ..vm(command(&["/bin/sleep", "1000"]))
-        });
-        daemon.when("box", VmState::Running);
-        let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
-        assert_eq!(made.status, 200);
+        let frames = daemon.run_captured(vm(command(&["/bin/sleep", "1000"])));
         let name = registry.name("plain:1");
         push(&daemon, "ready", &name).unwrap();
         drop(frames);

@@ -136,6 +136,7 @@ fn id_in(name: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
     #[test]
     fn a_packing_is_removed_with_the_access_to_its_origins() {
         let folder = tempfile::tempdir().unwrap();
