@@ -6,8 +6,9 @@ use jiffy_rootfs::{
     SourceKind, child_into, import_into,
 };
 use jiffy_sys::{causes, handed};
+use jiffy_wire::api::ImportKind;
 use jiffy_wire::import::{
-    Answer, Config, FIRST_FILE, FIRST_SCRATCH, FailureKind, Format, IMAGE, Made, Request, SCRATCH,
+    Answer, Config, FIRST_FILE, FIRST_SCRATCH, FailureKind, IMAGE, Made, Request, SCRATCH,
     Source as Wanted,
 };
 use std::error::Error;
@@ -113,9 +114,9 @@ fn make(request: Request, mut files: Files, channel: &Channel) -> Result<Made, I
         Wanted::Archive { reference, format } => {
             choice.reference = reference;
             choice.format = format.map(|format| match format {
-                Format::Root => SourceKind::RootTar,
-                Format::Layout => SourceKind::Oci,
-                Format::Docker => SourceKind::DockerArchive,
+                ImportKind::Root => SourceKind::RootTar,
+                ImportKind::Layout => SourceKind::Oci,
+                ImportKind::Docker => SourceKind::DockerArchive,
             });
             Source::stream(files.source()?, &choice)?
         }

@@ -9,6 +9,7 @@
 //! refused by its length before any of it is stored, must use all of its bytes, and its lists and
 //! texts have limits.
 
+use crate::api::ImportKind;
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -61,7 +62,7 @@ pub enum Source {
         /// The image's name or tag, where an archive has several.
         reference: Option<String>,
         /// Its format; `None` to detect it.
-        format: Option<Format>,
+        format: Option<ImportKind>,
     },
     /// Two files: an image, and a tar of the changes that a VM made on it.
     Changes {
@@ -70,17 +71,6 @@ pub enum Source {
         /// The tar's path, for messages.
         changes: String,
     },
-}
-
-/// Format of an archive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Format {
-    /// A tar of a root file system.
-    Root,
-    /// An OCI image layout.
-    Layout,
-    /// What `docker save` writes.
-    Docker,
 }
 
 impl Source {

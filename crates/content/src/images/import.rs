@@ -8,7 +8,7 @@ use crate::model::image::ImageRecord;
 use crate::model::vm::Root;
 use jiffy_sys::causes;
 use jiffy_wire::api::{Image, ImageConfig, ImageSource, ImportKind};
-use jiffy_wire::import::{Config, Format, Source};
+use jiffy_wire::import::{Config, Source};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
@@ -58,11 +58,7 @@ impl Images {
                     reference: which
                         .reference
                         .filter(|_| which.kind != Some(ImportKind::Root)),
-                    format: which.kind.map(|kind| match kind {
-                        ImportKind::Root => Format::Root,
-                        ImportKind::Layout => Format::Layout,
-                        ImportKind::Docker => Format::Docker,
-                    }),
+                    format: which.kind,
                 },
                 files: Vec::new(),
                 stream: Some(&mut tar),

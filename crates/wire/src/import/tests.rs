@@ -59,7 +59,7 @@ fn messages_arrive_as_they_were_sent() {
         },
         Source::Archive {
             reference: None,
-            format: Some(Format::Docker),
+            format: Some(ImportKind::Docker),
         },
         Source::Changes {
             parent: "p".into(),
