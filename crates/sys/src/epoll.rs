@@ -5,6 +5,29 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+/// An event, as the kernel writes it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Event(libc::epoll_event);
+
+impl Default for Event {
+    fn default() -> Event {
+        Event(libc::epoll_event { events: 0, u64: 0 })
+    }
+}
+
+impl Event {
+    /// What its source was added with.
+    pub fn data(&self) -> u64 {
+        self.0.u64
+    }
+
+    /// The bits `EPOLLIN` and so on.
+    pub fn events(&self) -> u32 {
+        self.0.events
+    }
+}
+
 /// Sleeps until an event comes or `timeout` is over (`None`: forever). Returns how many events were
 /// written to the start of `events`.
 ///
@@ -13,7 +36,7 @@ use std::time::Duration;
 /// Those of the call, such as `Interrupted` when a signal came.
 pub fn wait(
     epoll: &impl AsRawFd,
-    events: &mut [libc::epoll_event],
+    events: &mut [Event],
     timeout: Option<Duration>,
 ) -> io::Result<usize> {
     let timeout = timeout.map(|timeout| libc::timespec {
@@ -25,8 +48,8 @@ pub fn wait(
         .map_or(std::ptr::null(), std::ptr::from_ref);
     let room = events.len().min(i32::MAX as usize);
     let mask = std::ptr::null::<libc::sigset_t>();
-    // SAFETY: at most `room` events are written, for which there is space; the timeout is read, and
-    // without a mask its size is not.
+    // SAFETY: at most `room` events are written, for which there is space, in the layout of
+    // `epoll_event`; the timeout is read, and without a mask its size is not.
     let count = unsafe {
         libc::syscall(
             libc::SYS_epoll_pwait2,
@@ -56,7 +79,7 @@ mod tests {
     fn a_timeout_of_less_than_a_millisecond_is_waited_for() {
         let start = Instant::now();
         let timeout = Duration::from_micros(300);
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 2];
+        let mut events = [Event::default(); 2];
         assert_eq!(wait(&epoll(), &mut events, Some(timeout)).unwrap(), 0);
         assert!(start.elapsed() >= timeout);
     }
@@ -64,7 +87,7 @@ mod tests {
     #[test]
     fn an_error_of_the_call_is_returned() {
         let file = std::fs::File::open("/dev/null").unwrap();
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 2];
+        let mut events = [Event::default(); 2];
         let error = wait(&file, &mut events, None).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
     }

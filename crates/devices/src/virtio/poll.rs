@@ -1,14 +1,11 @@
 //! Waiting for events, for devices' threads.
 
-use jiffy_sys::{activity, epoll};
+use jiffy_sys::activity;
+use jiffy_sys::epoll::{self, Event};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-
-/// Most events that are reported at once.
-const EVENTS_MAX: usize = 64;
-const NO_EVENT: libc::epoll_event = libc::epoll_event { events: 0, u64: 0 };
 
 /// All events of a socket, edge-triggered.
 pub(crate) fn any_edge() -> EventSet {
@@ -23,6 +20,11 @@ pub(crate) fn input_edge() -> EventSet {
 /// An event descriptor that need not be read.
 pub(crate) fn ring_edge() -> EventSet {
     EventSet::IN | EventSet::EDGE_TRIGGERED
+}
+
+/// The events that were reported.
+pub(crate) fn event_set(event: &Event) -> EventSet {
+    EventSet::from_bits_truncate(event.events())
 }
 
 /// An epoll instance.
@@ -66,17 +68,10 @@ impl PollSet {
 
     /// Sleeps until an event comes or `timeout` is over (`None`: forever). An interrupted sleep
     /// reports no events.
-    pub fn wait(&self, timeout: Option<Duration>, events: &mut [EpollEvent]) -> io::Result<usize> {
-        let mut found = [NO_EVENT; EVENTS_MAX];
-        let room = events.len().min(EVENTS_MAX);
-        let wait = || epoll::wait(&self.0, &mut found[..room], timeout);
-        let count = match activity::wait("serves", wait) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            other => other?,
-        };
-        for (event, found) in events.iter_mut().zip(&found[..count]) {
-            *event = EpollEvent::new(EventSet::from_bits_truncate(found.events), found.u64);
+    pub fn wait(&self, timeout: Option<Duration>, events: &mut [Event]) -> io::Result<usize> {
+        match activity::wait("serves", || epoll::wait(&self.0, events, timeout)) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+            other => other,
         }
-        Ok(count)
     }
 }

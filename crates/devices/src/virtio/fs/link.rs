@@ -4,10 +4,10 @@ use super::channel::{Channel, Received, Sent};
 use super::in_flight::Table;
 use super::request::{self, IN_HEADER, OUT_HEADER};
 use crate::virtio::poll::{self, PollSet};
+use jiffy_sys::epoll::Event;
 use std::io;
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use vmm_sys_util::epoll::EpollEvent;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 const BELL: u64 = 0;
@@ -85,7 +85,7 @@ impl Link {
     /// Waits for any event, at most so long.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.poll
-            .wait(timeout, &mut [EpollEvent::default(); 4])
+            .wait(timeout, &mut [Event::default(); 4])
             .map(drop)
     }
 

@@ -9,11 +9,12 @@ use crate::GuestMemory;
 use crate::virtio::device::{ActiveQueue, Interrupt};
 use crate::virtio::poll::{self, PollSet};
 use jiffy_sys::clock;
+use jiffy_sys::epoll::Event;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use vmm_sys_util::epoll::{EpollEvent, EventSet};
+use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
 /// How long the driver may wait for an interrupt for a few small frames that were sent. Usually
@@ -235,12 +236,12 @@ impl Worker {
     fn wait(&mut self, ready: &mut Ready) -> io::Result<()> {
         let tasks = [ready.receive, ready.transmit, self.held_interrupt].into_iter();
         let soonest = tasks.filter_map(Task::timeout).min();
-        let mut events = [EpollEvent::default(); 8];
+        let mut events = [Event::default(); 8];
         let count = self.pair.poll.wait(soonest, &mut events)?;
         for event in &events[..count] {
             match event.data() {
                 ENDPOINT => {
-                    let events = event.event_set();
+                    let events = poll::event_set(event);
                     self.pair.endpoint.flush();
                     if events.contains(EventSet::OUT) {
                         ready.transmit.wake();

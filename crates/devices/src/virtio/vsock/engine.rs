@@ -7,13 +7,13 @@ use super::tokens;
 use crate::virtio::device::ActiveQueue;
 use crate::virtio::poll::{self, PollSet};
 use crate::virtio::queue::ring::Ring;
+use jiffy_sys::epoll::Event;
 use jiffy_sys::mutex::lock;
 use std::io;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use virtio_queue::QueueT;
 use vm_memory::Permissions;
-use vmm_sys_util::epoll::EpollEvent;
 
 /// Packets of one direction before the other one is served.
 const BATCH: usize = 64;
@@ -145,10 +145,11 @@ impl Engine {
     }
 
     /// Handles an event of the poll set.
-    pub fn on_event(&mut self, event: &EpollEvent, now: Instant) {
+    pub fn on_event(&mut self, event: &Event, now: Instant) {
         // Doorbells only wake the thread: every turn checks all rings.
         if !(tokens::DOORBELL..tokens::DOORBELL + 3).contains(&event.data()) {
-            self.muxer.on_socket(event.data(), event.event_set(), now);
+            self.muxer
+                .on_socket(event.data(), poll::event_set(event), now);
         }
     }
 
@@ -285,7 +286,7 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
 
 /// Sleeps for at most `timeout`, then does one turn.
 pub fn step(engine: &Mutex<Engine>, poll: &PollSet, timeout: Option<Duration>) -> io::Result<Step> {
-    let mut events = [EpollEvent::default(); 64];
+    let mut events = [Event::default(); 64];
     let count = poll.wait(timeout, &mut events)?;
     let now = Instant::now();
     let mut engine = lock(engine);

@@ -14,13 +14,14 @@ use super::tokens;
 use super::{BUFFER, CONNECTION_LIMIT};
 use crate::virtio::poll::PollSet;
 use jiffy_sys::dial::Dialer;
+use jiffy_sys::epoll::Event;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vmm_sys_util::epoll::{EpollEvent, EventSet};
+use vmm_sys_util::epoll::EventSet;
 
 /// Number of pending RSTs without a connection at which the device stops taking packets until the
 /// guest has taken some (Virtio 1.3 §5.10.6.1).
@@ -186,7 +187,7 @@ impl Muxer {
     /// Before the device ends: gives programs until `until` to read what the guest has sent them.
     pub fn linger(&mut self, until: Instant) {
         self.set_open(false);
-        let mut events = [EpollEvent::default(); 64];
+        let mut events = [Event::default(); 64];
         loop {
             let mut waiting = false;
             for connection in self.connections.values_mut() {
