@@ -16,7 +16,7 @@ use jiffy_wire::api::{
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -112,10 +112,23 @@ fn server() -> SocketAddrV4 {
     SocketAddrV4::new(HOST, at.port())
 }
 
-/// Does somebody listen at port 8080? A connection would wake the VM.
-fn listens() -> bool {
+/// Does the daemon listen at port 8080? A passt that is ending may still have the port after its
+/// command line is gone. A connection would wake the VM.
+fn listens(daemon: &Daemon) -> bool {
     let sockets = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
-    sockets.contains(":1F90 00000000:0000 0A")
+    let at_port = |line: &&str| line.contains(":1F90 00000000:0000 0A");
+    let inode = sockets
+        .lines()
+        .find(at_port)
+        .and_then(|line| line.split_whitespace().nth(9));
+    let Some(inode) = inode else {
+        return false;
+    };
+    let socket = PathBuf::from(format!("socket:[{inode}]"));
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
+    descriptors
+        .flatten()
+        .any(|it| fs::read_link(it.path()).is_ok_and(|link| link == socket))
 }
 
 /// The passts of VMs in this network namespace.
@@ -250,7 +263,7 @@ fn a_connection_wakes_a_hibernated_vm_and_is_forwarded_to_its_new_passt() {
             .json::<Hibernated>();
         assert_eq!(daemon.vm("web").pid, None);
         eventually("its passt has ended", || passts() == 0);
-        eventually("the daemon has its port", listens);
+        eventually("the daemon has its port", || listens(daemon));
     };
     hibernate(&daemon);
     let wakes = |daemon: &Daemon| {
@@ -268,7 +281,7 @@ fn a_connection_wakes_a_hibernated_vm_and_is_forwarded_to_its_new_passt() {
     hibernate(&daemon);
     daemon.killed();
     begin(&mut daemon);
-    eventually("the next daemon has its port", listens);
+    eventually("the next daemon has its port", || listens(&daemon));
     wakes(&daemon);
     assert_eq!(daemon.delete("/v1/vms/web?force=true").status, 204);
     eventually("the port is free", || {
