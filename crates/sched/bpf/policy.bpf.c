@@ -144,6 +144,7 @@ struct cpu {
 	u64 steady_at;		/* when a steady task ran last */
 	u64 background_at;
 	u32 class;		/* of its task */
+	u32 taken;		/* 1 + the class whose queue its next task was taken from, or 0 */
 	u32 turn;		/* its task must not be preempted: it waited for long */
 };
 
@@ -185,9 +186,12 @@ static void insert_vtime(struct task_struct *p, u64 dsq, u64 slice, u64 vtime, u
 		scx_bpf_dispatch_vtime(p, dsq, slice, vtime, flags);
 }
 
-static int take(u64 dsq)
+static int take(struct cpu *cpu, u32 class)
 {
-	return scx_bpf_dsq_move_to_local ? scx_bpf_dsq_move_to_local(dsq) : scx_bpf_consume(dsq);
+	if (!(scx_bpf_dsq_move_to_local ? scx_bpf_dsq_move_to_local(class) : scx_bpf_consume(class)))
+		return 0;
+	cpu->taken = 1 + class;
+	return 1;
 }
 
 static struct told *told_of(struct task_struct *p)
@@ -321,27 +325,29 @@ int jiffy_dispatch(u64 *ctx)
 	/* The task that used its slice, if it can go on. */
 	if (prev && (prev->scx.flags & SCX_TASK_QUEUED))
 		class = class_of(prev);
-	if (take(URGENT))
+	if (take(cpu, URGENT))
 		return 0;
-	if (class != STEADY && now - cpu->steady_at > STEADY_WAIT && take(STEADY)) {
+	if (class != STEADY && now - cpu->steady_at > STEADY_WAIT && take(cpu, STEADY)) {
 		cpu->turn = 1;
 		return 0;
 	}
 	if (class != BACKGROUND && now - cpu->background_at > BACKGROUND_WAIT &&
-	    !settings.starve_background && take(BACKGROUND)) {
+	    !settings.starve_background && take(cpu, BACKGROUND)) {
 		cpu->turn = 1;
 		return 0;
 	}
-	if (take(LAUNCH))
+	if (take(cpu, LAUNCH))
 		return 0;
 	if (class != LAUNCH) {
-		if (take(STEADY))
+		if (take(cpu, STEADY))
 			return 0;
-		if (class != STEADY && !settings.starve_background && take(BACKGROUND))
+		if (class != STEADY && !settings.starve_background && take(cpu, BACKGROUND))
 			return 0;
 	}
-	if (prev && class < CLASSES)
+	if (prev && class < CLASSES) {
 		prev->scx.slice = slice_of(class);
+		cpu->class = class;
+	}
 	return 0;
 }
 
@@ -354,6 +360,10 @@ int jiffy_running(u64 *ctx)
 
 	if (!cpu)
 		return 0;
+	/* An urgent task that is steady meanwhile was given a new slice. */
+	if (cpu->taken)
+		class = cpu->taken - 1;
+	cpu->taken = 0;
 	cpu->since = bpf_ktime_get_ns();
 	cpu->class = class;
 	if (class >= STEADY && (long long)(p->scx.dsq_vtime - clocks[class & 3]) > 0)

@@ -316,6 +316,19 @@ fn an_urgent_thread_with_a_nice_value_waits_as_others_do() {
 
 #[test]
 #[ignore = "needs sched_ext here"]
+fn an_urgent_program_that_never_sleeps_has_the_share_of_others() {
+    let _turn = turn();
+    let mut policy = Policy::load(&[]);
+    let spinners = spinners(0);
+    let steady = work(LAUNCH, |_| {});
+    let urgent = work(LAUNCH, |pid| policy.tell(pid, Class::Urgent));
+    drop(spinners);
+    println!("{urgent:?} as an urgent program, {steady:?} as a steady one");
+    assert!(urgent * 2 > steady, "{urgent:?} and {steady:?}");
+}
+
+#[test]
+#[ignore = "needs sched_ext here"]
 fn a_recording_has_the_classes_of_what_ran() {
     let _turn = turn();
     let folder = tempfile::tempdir().expect("a folder");

@@ -48,7 +48,11 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     }
     wait_for(once)?;
     let pulled = pulled_image();
-    let registry = (start == BurstStart::Pulled).then(|| image::pull(&pulled));
+    let registry = (start == BurstStart::Pulled).then(|| {
+        let registry = image::pull(&pulled)?;
+        let all = as_on_another_host(&registry);
+        all.map(|()| registry)
+    });
     let _registry = registry.transpose()?;
     let vms = numbered("burst", size);
     let others = match load {
@@ -82,6 +86,17 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
         jiffy(&["image", "rm", &pulled])?;
     }
     measured
+}
+
+/// Lets the registry compute whenever it can: beside many programs it would have a small share of the
+/// processor that it takes from them.
+fn as_on_another_host(registry: &Running) -> Result<()> {
+    let threads = format!("/proc/{}/task", registry.0.id());
+    for thread in std::fs::read_dir(&threads).context(threads)? {
+        let id = thread?.file_name().to_string_lossy().parse()?;
+        rustix::process::setpriority_process(rustix::process::Pid::from_raw(id), -20)?;
+    }
+    Ok(())
 }
 
 fn check_scheduler(wanted: Scheduler) -> Result<()> {
