@@ -356,13 +356,12 @@ int jiffy_running(u64 *ctx)
 {
 	struct task_struct *p = (void *)ctx[0];
 	struct cpu *cpu = cpu_of(scx_bpf_task_cpu(p));
-	u32 class = class_of(p);
+	u32 class;
 
 	if (!cpu)
 		return 0;
-	/* An urgent task that is steady meanwhile was given a new slice. */
-	if (cpu->taken)
-		class = cpu->taken - 1;
+	/* An urgent task that is steady meanwhile was given a new slice, so its class is that of its queue. */
+	class = cpu->taken ? cpu->taken - 1 : class_of(p);
 	cpu->taken = 0;
 	cpu->since = bpf_ktime_get_ns();
 	cpu->class = class;

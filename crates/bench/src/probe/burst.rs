@@ -48,12 +48,11 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     }
     wait_for(once)?;
     let pulled = pulled_image();
-    let registry = (start == BurstStart::Pulled).then(|| {
-        let registry = image::pull(&pulled)?;
-        let all = as_on_another_host(&registry);
-        all.map(|()| registry)
-    });
-    let _registry = registry.transpose()?;
+    let registry = (start == BurstStart::Pulled).then(|| image::pull(&pulled));
+    let registry = registry.transpose()?;
+    if let Some(registry) = &registry {
+        prefer(registry)?;
+    }
     let vms = numbered("burst", size);
     let others = match load {
         Load::Idle => Vec::new(),
@@ -88,9 +87,9 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     measured
 }
 
-/// Lets the registry compute whenever it can: beside many programs it would have a small share of the
-/// processor that it takes from them.
-fn as_on_another_host(registry: &Running) -> Result<()> {
+/// Gives the registry the lowest nice value, because it stands for another host: with that of the other
+/// work it would have a small share of the CPU.
+fn prefer(registry: &Running) -> Result<()> {
     let threads = format!("/proc/{}/task", registry.0.id());
     for thread in std::fs::read_dir(&threads).context(threads)? {
         let id = thread?.file_name().to_string_lossy().parse()?;
