@@ -196,6 +196,8 @@ impl Runs {
     /// Takes the next event. Events come in the order of their times.
     pub fn push(&mut self, event: Event) {
         let Event { at_ns, cpu, what } = event;
+        // The kernel records before the beginning is known.
+        let at_ns = at_ns.max(self.begin_ns);
         self.last_ns.insert(cpu, at_ns);
         match what {
             What::Begin {
@@ -260,6 +262,7 @@ impl Runs {
         }
     }
 
+    /// A run ended. One that ended before the beginning does not count.
     fn ran(&mut self, cpu: u32, begun: Running, end_ns: u64) {
         let Running {
             thread: at,
@@ -267,6 +270,9 @@ impl Runs {
             start_ns,
             waited_ns,
         } = begun;
+        if end_ns == self.begin_ns {
+            return;
+        }
         let class = self.class(at, priority, start_ns);
         let known = &mut self.known[at];
         let thread = *known.place.get_or_insert_with(|| {
@@ -426,6 +432,33 @@ mod tests {
             [(5, "sh"), (6, "cat"), (7, "dd")]
         );
         assert!(runs.iter().all(|run| run.class.is_none()));
+    }
+
+    #[test]
+    fn what_is_recorded_before_the_beginning_is_cut_off_there() {
+        let mut runs = Runs::new(100, vec![present(5, 5, "sh")], Vec::new(), false);
+        let [sh, cat, dd] =
+            [(5, "sh"), (6, "cat"), (7, "dd")].map(|(tid, name)| move || task(tid, name, 120));
+        let begin = What::Begin {
+            tid: 6,
+            name: "sh".into(),
+            parent: 5,
+            is_thread: false,
+        };
+        let events = vec![
+            (60, 0, begin),
+            (61, 0, What::Wakeup { tid: 6 }),
+            (70, 0, switch(sh(), true, cat())),
+            (80, 0, switch(cat(), false, dd())),
+            (110, 0, switch(dd(), false, sh())),
+            (120, 0, switch(sh(), false, idle())),
+        ];
+        of(&mut runs, events);
+        let (threads, runs) = runs.end(200, &[]);
+        let expected = [(0, 0, 100, 110, 0), (0, 1, 110, 120, 10)];
+        assert_eq!(rows(&runs), expected);
+        let names: Vec<_> = threads.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, ["dd", "sh"]);
     }
 
     #[test]
