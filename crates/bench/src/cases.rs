@@ -48,6 +48,8 @@ pub const RESTORE_SPARE: &str = "restore/spare/128/resumed";
 pub const LAZY: &str = "restore/lazy/128/visible";
 /// The same of the VM that is restored from a raw file.
 pub const LAZY_SERIAL: &str = "restore/lazy-serial/128/visible";
+/// As [`LAZY`], by a spare VMM, as in a node, from its `TakeSpare`.
+pub const LAZY_SPARE: &str = "restore/lazy-spare/128/visible";
 /// As [`LAZY`] for the first restore: the working set is fetched at once.
 pub const LAZY_FIRST: &str = "restore/lazy-first/128/visible";
 /// The same with every chunk fetched on demand.
@@ -387,7 +389,7 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
             runs,
             // The second restore reports the written pages; later ones use the report.
             warm_up: match name {
-                LAZY | LAZY_SERIAL => 2,
+                LAZY | LAZY_SERIAL | LAZY_SPARE => 2,
                 _ => 1,
             },
         })
@@ -412,18 +414,27 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
         case(LAZY, 128, |config| Kind::Lazy {
             config,
             how: LazyMode::Again,
+            spare: false,
         })?,
         case(LAZY_SERIAL, 128, |config| Kind::Lazy {
             config,
             how: LazyMode::Again,
+            spare: false,
+        })?,
+        case(LAZY_SPARE, 128, |config| Kind::Lazy {
+            config,
+            how: LazyMode::Again,
+            spare: true,
         })?,
         case(LAZY_FIRST, 128, |config| Kind::Lazy {
             config,
             how: LazyMode::First,
+            spare: false,
         })?,
         case(LAZY_DEMAND, 128, |config| Kind::Lazy {
             config,
             how: LazyMode::OnDemand,
+            spare: false,
         })?,
         case(PAUSE, 128, |config| Kind::Pause { config })?,
         case(FORK, 128, |config| Kind::Fork { config })?,

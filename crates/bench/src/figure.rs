@@ -195,6 +195,11 @@ pub const GOALS: &[Goal] = &[
         Bound::AtMost(3.2e6),
     ),
     promise(
+        "restore/lazy-spare/128/visible",
+        INSTRUCTIONS,
+        Bound::AtMost(3.2e6),
+    ),
+    promise(
         "restore/lazy-first/128/visible",
         INSTRUCTIONS,
         Bound::AtMost(12e6),

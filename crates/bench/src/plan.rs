@@ -55,6 +55,8 @@ pub enum Kind {
         config: String,
         /// What the pager knows of the working set.
         how: LazyMode,
+        /// Measures instead from the `TakeSpare` of an existing spare VMM.
+        spare: bool,
     },
     /// Boots a VM with Firecracker and makes a snapshot; measures from the spawn of another
     /// Firecracker that restores it to the next byte on stdout.

@@ -49,7 +49,7 @@ pub fn prepare(guest: &Guest) -> Result<()> {
         let _ = fs::remove_file(file);
     }
     let (output, output_end) = Output::new()?;
-    let _child = start(guest.program, output_end)?;
+    let _child = start(guest.program, output_end.into())?;
     put(
         "/machine-config",
         &json!({"vcpu_count": 1, "mem_size_mib": guest.ram_mib}),
@@ -80,7 +80,7 @@ pub fn prepare(guest: &Guest) -> Result<()> {
 pub fn restore(program: &str) -> Result<Sample> {
     let (output, output_end) = Output::new()?;
     let (start_ns, start_busy_ns) = (now_ns(), busy_ns()?);
-    let child = start(program, output_end)?;
+    let child = start(program, output_end.into())?;
     let (ready_ns, ready_busy_ns) = (now_ns(), busy_ns()?);
     // Firecracker waits for the kernel here, which takes no time on the instruction clock.
     let waited_ns = (ready_ns - start_ns).saturating_sub(ready_busy_ns - start_busy_ns);

@@ -21,14 +21,19 @@ const SOCKET: &str = "/tmp/bench-pager-vm.sock";
 const NAME: &str = "bench";
 
 /// Measures one restore; the first one starts the pager.
-pub fn restore(stage: &mut Stage, kept: &mut Option<Pager>, how: LazyMode) -> Result<Sample> {
+pub fn restore(
+    stage: &mut Stage,
+    kept: &mut Option<Pager>,
+    how: LazyMode,
+    spare: bool,
+) -> Result<Sample> {
     stage.end_parent()?;
     let pager = match kept.take() {
         None => Pager::start(stage, how)?,
         Some(pager) if how == LazyMode::First => pager.restart()?,
         Some(pager) => pager,
     };
-    kept.insert(pager).restore(stage)
+    kept.insert(pager).restore(stage, spare)
 }
 
 /// A pager, and the image it serves.
@@ -78,7 +83,7 @@ impl Pager {
     /// Records a restore.
     fn record(&self, stage: &Stage) -> Result<()> {
         self.serve(Some(RECORDING.into()))?;
-        let (_, child) = timed(stage, &memory(false))?;
+        let (_, child) = timed(stage, &memory(false), false)?;
         // Also record what it touches right after the marker.
         std::thread::sleep(Duration::from_millis(20));
         drop(child);
@@ -111,12 +116,13 @@ impl Pager {
         done(&PagerRequest::Forget { name: NAME.into() })
     }
 
-    /// Measures one restore from the spawn of the VMM; the `Serve` request before it is a span.
-    fn restore(&self, stage: &Stage) -> Result<Sample> {
+    /// Measures one restore from the spawn of the VMM, or from the order to a spare; the `Serve`
+    /// request before it is a span.
+    fn restore(&self, stage: &Stage, spare: bool) -> Result<Sample> {
         let start = super::now_ns();
         self.serve(None)?;
         let told = super::now_ns() - start;
-        let (mut sample, child) = timed(stage, &memory(self.optimised))?;
+        let (mut sample, child) = timed(stage, &memory(self.optimised), spare)?;
         let stats = match ask(&PagerRequest::Stats { name: NAME.into() })? {
             PagerResponse::Stats(stats) => stats,
             other => bail!("the pager answers {other:?}"),

@@ -12,7 +12,6 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -30,7 +29,7 @@ pub struct Output {
 impl Output {
     /// Starts the waiting thread and waits until it sleeps: a thread that still runs when the marker
     /// arrives is not woken by it. Also returns the VMM's end of the pipe.
-    pub fn new() -> Result<(Output, Stdio)> {
+    pub fn new() -> Result<(Output, OwnedFd)> {
         let (output, output_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let kept = output.try_clone()?;
         let (ready, is_ready) = sync_channel(1);
@@ -46,7 +45,7 @@ impl Output {
         while !sleeps(thread)? {
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok((Output { kept, waiting }, output_end.into()))
+        Ok((Output { kept, waiting }, output_end))
     }
 
     /// Waits for the marker. Returns its time (monotonic clock, nanoseconds) and the pipe. Nothing

@@ -82,7 +82,9 @@ fn run_once(kind: &Kind, run: u32, state: &mut CaseState) -> Result<Vec<Sample>>
     } = state;
     let sample = match kind {
         Kind::Restore { config, spare } => restore::restore(Stage::of(stage, config)?, *spare),
-        Kind::Lazy { config, how } => lazy::restore(Stage::of(stage, config)?, pager, *how),
+        Kind::Lazy { config, how, spare } => {
+            lazy::restore(Stage::of(stage, config)?, pager, *how, *spare)
+        }
         Kind::FirecrackerRestore {
             program,
             kernel,

@@ -100,7 +100,7 @@ pub fn restore(stage: &mut Stage, spare: bool) -> Result<Sample> {
     stage.end_parent()?;
     match spare {
         true => restore_by_spare(stage),
-        false => Ok(timed(stage, &Memory::Mapped)?.0),
+        false => Ok(timed(stage, &Memory::Mapped, false)?.0),
     }
 }
 
@@ -132,12 +132,24 @@ fn restored(stage: &Stage, memory: &Memory) -> VmmConfig {
     config
 }
 
-/// Measures a restore to the marker; returns the restored VM too.
-pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, BootedVm)> {
+/// Measures a restore to the marker, by a new VMM or by a spare; returns the restored VM too.
+pub fn timed(stage: &Stage, memory: &Memory, spare: bool) -> Result<(Sample, BootedVm)> {
     let config = restored(stage, memory);
-    fs::write(CONFIG, serde_json::to_vec(&config)?)?;
-    let (events, events_end) = rustix::pipe::pipe()?;
-    let (child, start, end) = wait_for_marker(Some(events_end))?;
+    let (events, (child, start, end)) = match spare {
+        true => {
+            let spare = Spare::ready()?;
+            let (output, output_end) = Output::new()?;
+            let start = now_ns();
+            write_config(&config)?;
+            let vm = spare.take(&[], output_end)?;
+            (vm.events, marker_of(vm.process, output, start)?)
+        }
+        false => {
+            write_config(&config)?;
+            let (events, events_end) = rustix::pipe::pipe()?;
+            (events, wait_for_marker(Some(events_end))?)
+        }
+    };
     let sample = Sample {
         nanoseconds: end - start,
         counters: kvm_counters(child.process.0.id()),
@@ -156,8 +168,8 @@ fn restore_by_spare(stage: &Stage) -> Result<Sample> {
     let config = restored(stage, &Memory::Mapped);
     let spare = Spare::ready()?;
     let start = now_ns();
-    fs::write(CONFIG, serde_json::to_vec(&config)?)?;
-    spare.take(&[])?.wait_until_resumed(start)
+    write_config(&config)?;
+    wait_until_resumed(spare, &[], start)
 }
 
 /// Measures one fork of the running parent into a spare VMM, as the node does it.
@@ -172,8 +184,8 @@ pub fn fork(stage: &mut Stage) -> Result<Sample> {
     let start = now_ns();
     let captured = capture(&stage.config, &mut stage.parent)?;
     config.restore = Some(captured.for_spare()?);
-    fs::write(CONFIG, serde_json::to_vec(&config)?)?;
-    let mut sample = spare.take(&captured.fds)?.wait_until_resumed(start)?;
+    write_config(&config)?;
+    let mut sample = wait_until_resumed(spare, &captured.fds, start)?;
     sample
         .spans
         .insert(names::PAUSE.to_owned(), captured.pause_ns);
@@ -205,61 +217,58 @@ impl Spare {
         })
     }
 
-    /// Turns the spare into the VM of [`CONFIG`].
-    fn take(self, sources: &[OwnedFd]) -> Result<SpareVm> {
+    /// Turns the spare into the VM of [`CONFIG`], which writes to `output`.
+    fn take(self, sources: &[OwnedFd], output: OwnedFd) -> Result<SpareVm> {
         let (events, events_end) = rustix::pipe::pipe()?;
-        let (output, output_end) = rustix::pipe::pipe()?;
         let take = serde_json::to_vec(&TakeSpare {
             config: CONFIG.into(),
             config_fd: None,
         })?;
-        let mut descriptors = vec![output_end.as_fd(), events_end.as_fd()];
+        let mut descriptors = vec![output.as_fd(), events_end.as_fd()];
         descriptors.extend(sources.iter().map(AsFd::as_fd));
         send_with_fds(&self.socket, &take, &descriptors)?;
         Ok(SpareVm {
-            _process: self.process,
-            events: events.into(),
-            output: output.into(),
+            process: self.process,
+            events,
         })
     }
 }
 
 /// A VMM that was a spare and has become a VM.
 struct SpareVm {
-    _process: Running,
-    events: File,
-    output: File,
+    process: Running,
+    events: OwnedFd,
 }
 
-impl SpareVm {
-    /// Waits until the vCPUs are resumed.
-    fn wait_until_resumed(self, start: u64) -> Result<Sample> {
-        let mut spans = BTreeMap::new();
-        for line in BufReader::new(self.events).lines() {
-            let VmmEvent::Span {
-                name,
-                start_ns,
-                end_ns,
-                ..
-            } = serde_json::from_str(&line?)?
-            else {
-                continue;
-            };
-            let from = if start_ns == end_ns { start } else { start_ns };
-            let resumed = name == names::VCPUS_RESUMED;
-            spans.insert(name, end_ns - from);
-            if resumed {
-                return Ok(Sample {
-                    nanoseconds: end_ns - start,
-                    counters: BTreeMap::new(),
-                    spans,
-                });
-            }
+/// Turns a spare into the VM of [`CONFIG`], and waits until its vCPUs are resumed.
+fn wait_until_resumed(spare: Spare, sources: &[OwnedFd], start: u64) -> Result<Sample> {
+    let (output, output_end) = rustix::pipe::pipe()?;
+    let vm = spare.take(sources, output_end)?;
+    let mut spans = BTreeMap::new();
+    for line in BufReader::new(File::from(vm.events)).lines() {
+        let VmmEvent::Span {
+            name,
+            start_ns,
+            end_ns,
+            ..
+        } = serde_json::from_str(&line?)?
+        else {
+            continue;
+        };
+        let from = if start_ns == end_ns { start } else { start_ns };
+        let resumed = name == names::VCPUS_RESUMED;
+        spans.insert(name, end_ns - from);
+        if resumed {
+            return Ok(Sample {
+                nanoseconds: end_ns - start,
+                counters: BTreeMap::new(),
+                spans,
+            });
         }
-        let mut message = String::new();
-        let _ = self.output.take(4096).read_to_string(&mut message);
-        bail!("it ended early: {}", message.trim());
     }
+    let mut message = String::new();
+    let _ = File::from(output).take(4096).read_to_string(&mut message);
+    bail!("it ended early: {}", message.trim());
 }
 
 /// Measures one full capture of a newly booted VM.
@@ -275,18 +284,27 @@ pub fn pause(config: &str) -> Result<Sample> {
 
 /// Boots a guest and waits until it is idle.
 fn boot(config: &VmmConfig) -> Result<BootedVm> {
-    fs::write(CONFIG, serde_json::to_vec(config)?)?;
+    write_config(config)?;
     let (parent, ..) = wait_for_marker(None)?;
     std::thread::sleep(SETTLE_TIME);
     Ok(parent)
+}
+
+fn write_config(config: &VmmConfig) -> Result<()> {
+    Ok(fs::write(CONFIG, serde_json::to_vec(config)?)?)
 }
 
 /// Starts the VM of [`CONFIG`] and waits for its marker. Returns the times of both.
 fn wait_for_marker(events: Option<OwnedFd>) -> Result<(BootedVm, u64, u64)> {
     let (output, output_end) = Output::new()?;
     let start = now_ns();
-    let mut process = spawn(output_end, events.as_ref())?;
+    let process = spawn(output_end.into(), events.as_ref())?;
     drop(events);
+    marker_of(process, output, start)
+}
+
+/// Waits for the marker of a VM that was started at `start`. Returns both times.
+fn marker_of(mut process: Running, output: Output, start: u64) -> Result<(BootedVm, u64, u64)> {
     let waited = output.wait();
     let (end, output) = waited.with_context(|| last_stderr(&mut process.0))?;
     let vm = BootedVm {
