@@ -141,8 +141,8 @@ pub fn timed(stage: &Stage, memory: &Memory, spare: bool) -> Result<(Sample, Boo
             let (output, output_end) = Output::new()?;
             let start = now_ns();
             write_config(&config)?;
-            let vm = spare.take(&[], output_end)?;
-            (vm.events, marker_of(vm.process, output, start)?)
+            let (process, events) = spare.take(&[], output_end)?;
+            (events, marker_of(process, output, start)?)
         }
         false => {
             write_config(&config)?;
@@ -169,7 +169,7 @@ fn restore_by_spare(stage: &Stage) -> Result<Sample> {
     let spare = Spare::ready()?;
     let start = now_ns();
     write_config(&config)?;
-    wait_until_resumed(spare, &[], start)
+    spare.resume(&[], start)
 }
 
 /// Measures one fork of the running parent into a spare VMM, as the node does it.
@@ -185,7 +185,7 @@ pub fn fork(stage: &mut Stage) -> Result<Sample> {
     let captured = capture(&stage.config, &mut stage.parent)?;
     config.restore = Some(captured.for_spare()?);
     write_config(&config)?;
-    let mut sample = wait_until_resumed(spare, &captured.fds, start)?;
+    let mut sample = spare.resume(&captured.fds, start)?;
     sample
         .spans
         .insert(names::PAUSE.to_owned(), captured.pause_ns);
@@ -217,8 +217,9 @@ impl Spare {
         })
     }
 
-    /// Turns the spare into the VM of [`CONFIG`], which writes to `output`.
-    fn take(self, sources: &[OwnedFd], output: OwnedFd) -> Result<SpareVm> {
+    /// Turns the spare into the VM of [`CONFIG`], which writes to `output`. Returns its process, and
+    /// the pipe of its events.
+    fn take(self, sources: &[OwnedFd], output: OwnedFd) -> Result<(Running, OwnedFd)> {
         let (events, events_end) = rustix::pipe::pipe()?;
         let take = serde_json::to_vec(&TakeSpare {
             config: CONFIG.into(),
@@ -227,48 +228,39 @@ impl Spare {
         let mut descriptors = vec![output.as_fd(), events_end.as_fd()];
         descriptors.extend(sources.iter().map(AsFd::as_fd));
         send_with_fds(&self.socket, &take, &descriptors)?;
-        Ok(SpareVm {
-            process: self.process,
-            events,
-        })
+        Ok((self.process, events))
     }
-}
 
-/// A VMM that was a spare and has become a VM.
-struct SpareVm {
-    process: Running,
-    events: OwnedFd,
-}
-
-/// Turns a spare into the VM of [`CONFIG`], and waits until its vCPUs are resumed.
-fn wait_until_resumed(spare: Spare, sources: &[OwnedFd], start: u64) -> Result<Sample> {
-    let (output, output_end) = rustix::pipe::pipe()?;
-    let vm = spare.take(sources, output_end)?;
-    let mut spans = BTreeMap::new();
-    for line in BufReader::new(File::from(vm.events)).lines() {
-        let VmmEvent::Span {
-            name,
-            start_ns,
-            end_ns,
-            ..
-        } = serde_json::from_str(&line?)?
-        else {
-            continue;
-        };
-        let from = if start_ns == end_ns { start } else { start_ns };
-        let resumed = name == names::VCPUS_RESUMED;
-        spans.insert(name, end_ns - from);
-        if resumed {
-            return Ok(Sample {
-                nanoseconds: end_ns - start,
-                counters: BTreeMap::new(),
-                spans,
-            });
+    /// Turns the spare into the VM of [`CONFIG`]; measures from `start` until its vCPUs are resumed.
+    fn resume(self, sources: &[OwnedFd], start: u64) -> Result<Sample> {
+        let (output, output_end) = rustix::pipe::pipe()?;
+        let (_process, events) = self.take(sources, output_end)?;
+        let mut spans = BTreeMap::new();
+        for line in BufReader::new(File::from(events)).lines() {
+            let VmmEvent::Span {
+                name,
+                start_ns,
+                end_ns,
+                ..
+            } = serde_json::from_str(&line?)?
+            else {
+                continue;
+            };
+            let from = if start_ns == end_ns { start } else { start_ns };
+            let resumed = name == names::VCPUS_RESUMED;
+            spans.insert(name, end_ns - from);
+            if resumed {
+                return Ok(Sample {
+                    nanoseconds: end_ns - start,
+                    counters: BTreeMap::new(),
+                    spans,
+                });
+            }
         }
+        let mut message = String::new();
+        let _ = File::from(output).take(4096).read_to_string(&mut message);
+        bail!("it ended early: {}", message.trim());
     }
-    let mut message = String::new();
-    let _ = File::from(output).take(4096).read_to_string(&mut message);
-    bail!("it ended early: {}", message.trim());
 }
 
 /// Measures one full capture of a newly booted VM.
