@@ -173,9 +173,10 @@ fn record(jiffy: &Jiffy) -> Running {
     recording
 }
 
-/// Instances of tracing that Jiffy has made.
+/// Instances of tracing that Jiffy has made. The shell lists them, because `ls` fails if one is
+/// removed while it reads the folder.
 fn instances(jiffy: &Jiffy) -> String {
-    jiffy.sh("ls /sys/kernel/tracing/instances")
+    jiffy.sh("cd /sys/kernel/tracing/instances; [ \"$(echo *)\" = '*' ] || echo *")
 }
 
 #[test]
