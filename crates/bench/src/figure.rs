@@ -188,7 +188,7 @@ pub const GOALS: &[Goal] = &[
         INSTRUCTIONS,
         Bound::AtMost(1.5e6),
     ),
-    promise("restore/lazy/128/visible", INSTRUCTIONS, Bound::AtMost(6e6)),
+    promise("restore/lazy/128/visible", INSTRUCTIONS, Bound::AtMost(5e6)),
     promise(
         "restore/lazy-serial/128/visible",
         INSTRUCTIONS,

@@ -145,7 +145,7 @@ impl Builder {
         let mut memory = events.step(names::MEMORY_ATTACHED, || {
             self.attach_memory(restore, &base.vm)
         })?;
-        let rest = self.restore_rest(restore, state, &mut base, &memory.ram, &threads);
+        let rest = self.restore_rest(restore, state, &mut base, &memory, &threads);
         let (vcpus, devices) = match rest {
             Ok(rest) => rest,
             Err(error) => {
@@ -178,14 +178,14 @@ impl Builder {
         restore: &Restore,
         state: VmState,
         base: &mut PreparedVm,
-        ram: &Arc<GuestRam>,
+        memory: &CapturedMemory,
         threads: &Threads,
     ) -> Result<(Vec<Vcpu>, Devices), StartError> {
         let events = &self.events;
         let vcpus = events.step(names::VCPUS, || restore_vcpus(&state.vcpus, base))?;
+        map_in_kvm(&memory.copied, &memory.ram, &vcpus[0]);
         if restore.hold && !is_paged(restore) {
-            map_in_kvm(&restore.prefault, ram, &vcpus[0]);
-            map_in_kvm(&restore.map_ahead, ram, &vcpus[0]);
+            map_in_kvm(&restore.map_ahead, &memory.ram, &vcpus[0]);
         }
         let devices = events.step(names::DEVICES, || {
             let mut generation = restore
@@ -194,7 +194,7 @@ impl Builder {
                 .map(restore::generation)
                 .transpose()?;
             let state = restore::devices(&self.config, generation.as_mut(), state.devices)?;
-            let devices = self.create_devices(base, ram, threads, Some(&state))?;
+            let devices = self.create_devices(base, &memory.ram, threads, Some(&state))?;
             if let Some(generation) = generation {
                 devices.refresh_fw_cfg(GENERATION_NAME, generation);
             }
@@ -225,7 +225,7 @@ impl Builder {
     /// Maps a captured VM's memory, or has a pager serve it.
     fn attach_memory(&self, restore: &Restore, vm: &VmFd) -> Result<CapturedMemory, StartError> {
         let ram = restore::memory(restore, &self.config)?;
-        let (mut supply, mut first_writes) = (Supply::NoPager, Vec::new());
+        let (mut supply, mut reported) = (Supply::NoPager, Vec::new());
         if let SavedMemory::Paged {
             socket,
             working_set,
@@ -233,20 +233,24 @@ impl Builder {
         {
             let (memory, written) = PagedMemory::attach(&ram, socket, *working_set)?;
             supply = Supply::Building(PagerThread::start(memory)?);
-            first_writes = written;
+            reported = written;
         }
         ram.register(vm)?;
-        if is_paged(restore) {
-            // The pager has reported already which pages are written first.
+        let (copied, first_writes) = if is_paged(restore) {
+            // The guest reads many of these pages before it writes them, which would cost it a fault
+            // each time.
+            (reported, Vec::new())
         } else if restore.hold {
             // No run waits for this VM yet, so the pages are copied now.
-            ram.copy_ahead(&restore.prefault);
+            (restore.prefault.clone(), Vec::new())
         } else {
-            first_writes = restore.prefault.clone();
-        }
+            (Vec::new(), restore.prefault.clone())
+        };
+        ram.copy_ahead(&copied);
         Ok(CapturedMemory {
             ram: Arc::new(ram),
             supply,
+            copied,
             first_writes,
         })
     }
@@ -329,6 +333,8 @@ struct Built {
 struct CapturedMemory {
     ram: Arc<GuestRam>,
     supply: Supply,
+    /// Pages that are private to this VM already.
+    copied: Vec<Extent>,
     /// Pages to copy as soon as the guest runs.
     first_writes: Vec<Extent>,
 }
