@@ -1,5 +1,7 @@
 //! Processes are killed at arbitrary moments. Later commands must clean up or explain what is left.
 
+mod soak;
+
 use crate::support::{Jiffy, jiffy};
 use std::time::Duration;
 

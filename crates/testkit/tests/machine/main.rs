@@ -20,7 +20,6 @@ mod room;
 mod running;
 mod snapshot_faults;
 mod snapshots;
-mod soak;
 mod streams;
 mod support;
 mod timelines;
