@@ -112,7 +112,7 @@ fn a_committed_and_pushed_image_is_pulled_by_chunks_and_runs() {
         "/bin/sh",
         &image,
         "-c",
-        "echo mine > /etc/mine; rm /etc/changed; echo done; while :; do read x; done",
+        "echo mine > /etc/mine; rm /etc/changed; echo done; exec sleep 1000000",
     ]);
     jiffy.eventually("it has written", || jiffy.ok(&["logs", "writer"]) == "done");
     jiffy.ok(&["commit", "writer", "mine"]);
@@ -291,7 +291,7 @@ fn losing_the_registry_is_an_io_error_and_no_hang() {
         "/bin/sh",
         &remote,
         "-c",
-        "while :; do read x; done",
+        "exec sleep 1000000",
     ]);
     // Fetches the programs, including what they need to report an error.
     let used = "cat /usr/share | md5sum; cat /etc/changed";
