@@ -155,10 +155,7 @@ fn main() {
     {
         eprintln!("fake-vmm: held");
         wait_to_begin(&control);
-        let restore = vm.config.restore.take();
         (vm.config, vm.guest) = read_config(&file);
-        // By then its origin and identity are known.
-        vm.config.restore = restore;
     }
     let vm = Arc::new(vm);
     if vm.script.start_failed {

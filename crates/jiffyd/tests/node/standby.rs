@@ -266,15 +266,16 @@ fn no_standby_vm_is_kept_if_disabled() {
 }
 
 #[test]
-fn a_run_without_a_command_takes_no_standby_vm_for_commands() {
+fn a_vm_without_a_command_takes_over_the_standby_vm() {
     let daemon = with_standby();
+    let id = ready_standby(&daemon);
     let idle: Vm = daemon
         .run_detached(CreateVm {
             name: Some("idle".into()),
             ..CreateVm::default()
         })
         .json();
-    assert_eq!(idle.error, None);
+    assert_eq!((&idle.id, &idle.error), (&id, &None));
     assert_eq!(idle.origin, Some(Origin::Golden));
     let said = daemon.exec("idle", &shell("echo here")).unwrap().finish();
     assert_eq!(said.text(), "here\n");
