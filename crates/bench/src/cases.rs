@@ -175,7 +175,7 @@ fn measure_in(
         let runs = runs * verbs::RUN_FACTOR;
         cases.push(verbs::run_case(golden, false, network, runs));
     }
-    cases.push(verbs::exec_case(runs));
+    cases.extend(verbs::detached_cases(runs));
     match clock {
         Clock::Wall => {
             cases.extend(verbs::AT_ONCE.map(verbs::at_once));

@@ -7,7 +7,7 @@ use crate::folder;
 use crate::image;
 use crate::network;
 use crate::plan::Outcome;
-use crate::verbs::{EXEC, IDLE, IDLE_WAKE_UPS, MANY, RUN_GOLDEN};
+use crate::verbs::{EXEC, IDLE, IDLE_WAKE_UPS, MANY, RUN_DETACHED, RUN_GOLDEN};
 
 /// How much worse a figure may get. Its median is compared with the committed 90th percentile, so
 /// that a case that varies does not fail by chance.
@@ -89,7 +89,7 @@ pub fn cases_of(figure: &str) -> Vec<&str> {
         image::LAZY_RATIO => vec![image::LAZY, RUN_GOLDEN],
         IDLE_WAKE_UPS => vec![IDLE],
         // In a complete run, VMs of this kind have run in the machine before.
-        EXEC => vec![RUN_GOLDEN, EXEC],
+        case @ (EXEC | RUN_DETACHED) => vec![RUN_GOLDEN, case],
         "boot/vm-exits" | "boot/same-kernel/memory-overhead" => vec![SAME_KERNEL],
         "vmm/memory-overhead" | "vmm/exec-to-first-run" => vec![OWN_KERNEL],
         case => vec![case],

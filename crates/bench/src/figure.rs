@@ -224,6 +224,7 @@ pub const GOALS: &[Goal] = &[
     at_least_as(FIRECRACKER, "net/rx-8/instructions-per-mib"),
     at_least_as(FIRECRACKER, "net/udp/instructions-per-packet"),
     at_least_as(FIRECRACKER, "net/rtt"),
+    promise("run/golden/detached", INSTRUCTIONS, Bound::AtMost(6e6)),
     promise("exec/answer", INSTRUCTIONS, Bound::AtMost(6e6)),
     promise("fork/1/host", INSTRUCTIONS, Bound::AtMost(1.5e6)),
     promise("snapshot/idle-128/bytes", "bytes", Bound::AtMost(8.0 * MIB)),

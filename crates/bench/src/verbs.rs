@@ -11,6 +11,8 @@ pub const RUN_GOLDEN: &str = "run/golden/answer";
 pub const RUN_NETWORK: &str = "run/cold/network";
 /// Like [`RUN_NETWORK`], from a golden snapshot.
 pub const RUN_GOLDEN_NETWORK: &str = "run/golden/network";
+/// `jiffy run --detach` without a command, from a golden snapshot: a VM that waits for execs.
+pub const RUN_DETACHED: &str = "run/golden/detached";
 /// `jiffy exec VM -- true` in an idle VM.
 pub const EXEC: &str = "exec/answer";
 /// Size on disk of a snapshot of an idle VM.
@@ -79,26 +81,37 @@ pub(crate) fn run_case(name: &str, cold: bool, network: bool, runs: u32) -> Case
     }
 }
 
-pub(crate) fn exec_case(runs: u32) -> Case {
-    let vm = "exec-{run}";
+/// A detached VM, and an exec in one.
+pub(crate) fn detached_cases(runs: u32) -> [Case; 2] {
     let words = |list: &[&str]| list.iter().map(|word| word.to_string()).collect();
-    Case {
-        name: EXEC.into(),
-        monitor: "jiffy".into(),
-        kind: Kind::ToExit {
-            pull: None,
-            // A booted VM has touched less of its memory than a restored one, so a golden snapshot
-            // must exist.
-            once: Some(words(&["/bin/sh", "-c", HAS_GOLDEN])),
-            before: Some(words(&[JIFFY, "run", "--detach", "--name", vm])),
-            argv: words(&[JIFFY, "exec", vm, "--", "true"]),
-            timeline: None,
-            after: Some(words(&[JIFFY, "rm", "--force", vm])),
-        },
-        runs,
-        // The first run boots a VM, and starts the daemon if it does not run.
-        warm_up: 2,
-    }
+    let case = |name: &str, vm: &str, exec: bool| {
+        let run = words(&[JIFFY, "run", "--detach", "--name", vm]);
+        let (before, argv) = match exec {
+            true => (Some(run), words(&[JIFFY, "exec", vm, "--", "true"])),
+            false => (None, run),
+        };
+        Case {
+            name: name.into(),
+            monitor: "jiffy".into(),
+            kind: Kind::ToExit {
+                pull: None,
+                // A booted VM has touched less of its memory than a restored one, so a golden
+                // snapshot must exist.
+                once: Some(words(&["/bin/sh", "-c", HAS_GOLDEN])),
+                before,
+                argv,
+                timeline: None,
+                after: Some(words(&[JIFFY, "rm", "--force", vm])),
+            },
+            runs,
+            // The first run boots a VM, and starts the daemon if it does not run.
+            warm_up: 2,
+        }
+    };
+    [
+        case(RUN_DETACHED, "detached-{run}", false),
+        case(EXEC, "exec-{run}", true),
+    ]
 }
 
 /// Factor of runs for cases that vary more: on one CPU the end of one run's VM sometimes delays the
