@@ -204,26 +204,29 @@ fn begin_file(
 ) -> Result<u64> {
     let chunks = &images.chunks;
     let file = file_of(artifact, &Chunks::file_name(id))?;
+    let origin = |path: &Path| origin(artifact, file.name(), access, path);
     let mut fetched = None;
     loop {
-        let place = chunks.place_of(id, file, job.as_ref())?;
-        let (Place::Same(key) | Place::Free(key)) = &place else {
-            break;
-        };
-        let path = chunks.path(key);
-        let origin = || origin(artifact, file.name(), access, &path);
-        if let Place::Same(key) = &place {
-            // The artifact is a new origin, or its access has changed.
-            chunks.add_origin(key, origin)?;
-            break;
-        }
-        let (tail, _room) = match &fetched {
-            Some(tail) => tail,
-            None => fetched.insert(tail_of(&images.room, file, artifact, most, &path, job)?),
-        };
-        // Another pull may have begun its own packing with this key meanwhile.
-        if chunks.begin(key, file.size(), tail, origin)? {
-            break;
+        match chunks.place_of(id, file, job.as_ref())? {
+            Place::Whole => break,
+            Place::Same(key) => {
+                // The artifact is a new origin, or its access has changed.
+                chunks.add_origin(&key, || origin(&chunks.path(&key)))?;
+                break;
+            }
+            Place::Free(key) => {
+                let path = chunks.path(&key);
+                let (tail, _room) = match &fetched {
+                    Some(tail) => tail,
+                    None => {
+                        fetched.insert(tail_of(&images.room, file, artifact, most, &path, job)?)
+                    }
+                };
+                // Another pull may have begun its own packing with this key meanwhile.
+                if chunks.begin(&key, file.size(), tail, || origin(&path))? {
+                    break;
+                }
+            }
         }
     }
     Ok(fetched.map_or(0, |(tail, _)| tail.len() as u64))
