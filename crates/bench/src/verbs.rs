@@ -13,7 +13,7 @@ pub const RUN_NETWORK: &str = "run/cold/network";
 pub const RUN_GOLDEN_NETWORK: &str = "run/golden/network";
 /// `jiffy run --detach` without a command, from a golden snapshot: a VM that waits for execs.
 pub const RUN_DETACHED: &str = "run/golden/detached";
-/// `jiffy exec VM -- true` in an idle VM.
+/// The first `jiffy exec VM -- true` in such a VM.
 pub const EXEC: &str = "exec/answer";
 /// Size on disk of a snapshot of an idle VM.
 pub const SNAPSHOT_BYTES: &str = "snapshot/idle-128/bytes";
@@ -81,36 +81,33 @@ pub(crate) fn run_case(name: &str, cold: bool, network: bool, runs: u32) -> Case
     }
 }
 
-/// A detached VM, and an exec in one.
+/// A detached VM, and the first exec in one.
 pub(crate) fn detached_cases(runs: u32) -> [Case; 2] {
-    let words = |list: &[&str]| list.iter().map(|word| word.to_string()).collect();
-    let case = |name: &str, vm: &str, exec: bool| {
-        let run = words(&[JIFFY, "run", "--detach", "--name", vm]);
-        let (before, argv) = match exec {
-            true => (Some(run), words(&[JIFFY, "exec", vm, "--", "true"])),
-            false => (None, run),
-        };
-        Case {
-            name: name.into(),
-            monitor: "jiffy".into(),
-            kind: Kind::ToExit {
-                pull: None,
-                // A booted VM has touched less of its memory than a restored one, so a golden
-                // snapshot must exist.
-                once: Some(words(&["/bin/sh", "-c", HAS_GOLDEN])),
-                before,
-                argv,
-                timeline: None,
-                after: Some(words(&[JIFFY, "rm", "--force", vm])),
-            },
-            runs,
-            // The first run boots a VM, and starts the daemon if it does not run.
-            warm_up: 2,
-        }
+    let vm = "detached-{run}";
+    let words =
+        |list: &[&str]| -> Vec<String> { list.iter().map(|word| word.to_string()).collect() };
+    let case = |name: &str, before: Option<Vec<String>>, argv: Vec<String>| Case {
+        name: name.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::ToExit {
+            pull: None,
+            // A booted VM has touched less of its memory than a restored one, so a golden snapshot
+            // must exist.
+            once: Some(words(&["/bin/sh", "-c", HAS_GOLDEN])),
+            before,
+            argv,
+            timeline: None,
+            after: Some(words(&[JIFFY, "rm", "--force", vm])),
+        },
+        runs,
+        // The first run boots a VM, and starts the daemon if it does not run.
+        warm_up: 2,
     };
+    let run = words(&[JIFFY, "run", "--detach", "--name", vm]);
+    let exec = words(&[JIFFY, "exec", vm, "--", "true"]);
     [
-        case(RUN_DETACHED, "detached-{run}", false),
-        case(EXEC, "exec-{run}", true),
+        case(RUN_DETACHED, None, run.clone()),
+        case(EXEC, Some(run), exec),
     ]
 }
 
