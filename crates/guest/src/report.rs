@@ -17,6 +17,7 @@ const LIMIT: usize = 512;
 pub struct Report {
     spans: Vec<GuestSpan>,
     warnings: Vec<FromGuest>,
+    missing: Option<String>,
 }
 
 impl Report {
@@ -47,6 +48,25 @@ impl Report {
         value
     }
 
+    /// As [`Report::step`]; after a failure the first command is not started.
+    pub fn required_step<T>(
+        &mut self,
+        name: &str,
+        work: impl FnOnce(&mut Report) -> Result<T, String>,
+    ) -> Option<T> {
+        let mut why = None;
+        let value = self.step(name, |report| {
+            work(report).inspect_err(|message| why = Some(message.clone()))
+        });
+        self.missing = self.missing.take().or(why);
+        value
+    }
+
+    /// The failure of the first required step that failed.
+    pub fn missing(&self) -> Option<&str> {
+        self.missing.as_deref()
+    }
+
     /// Records a span measured elsewhere.
     pub fn span(&mut self, span: GuestSpan) {
         if self.spans.len() < LIMIT {
@@ -65,16 +85,18 @@ impl Report {
         }
     }
 
-    /// Takes everything that was recorded since the last call.
-    pub fn take(&mut self) -> Vec<FromGuest> {
-        let mut messages = core::mem::take(&mut self.warnings);
+    /// Takes the warnings that were recorded since the last call.
+    pub fn take_warnings(&mut self) -> Vec<FromGuest> {
+        core::mem::take(&mut self.warnings)
+    }
+
+    /// Takes the spans that were recorded since the last call.
+    pub fn take_spans(&mut self) -> Vec<FromGuest> {
         let spans = core::mem::take(&mut self.spans);
-        messages.extend(
-            spans
-                .chunks(64)
-                .map(|spans| FromGuest::Spans(spans.to_vec())),
-        );
+        let messages = spans.chunks(64);
         messages
+            .map(|spans| FromGuest::Spans(spans.to_vec()))
+            .collect()
     }
 }
 

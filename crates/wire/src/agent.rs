@@ -175,7 +175,8 @@ pub enum FromGuest {
     },
     /// Spans measured since the last such message.
     Spans(Vec<GuestSpan>),
-    /// A step failed, and the guest continues without it. Shown in `jiffy logs` and on stderr.
+    /// A step failed, and the guest continues without it. Shown in `jiffy logs`, and by `run -d` on
+    /// stderr if it was sent before `Ready`.
     Warning {
         /// The step.
         step: String,

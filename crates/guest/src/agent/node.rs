@@ -77,15 +77,18 @@ impl Agent {
             }
             return;
         };
+        let report = &mut self.options.report;
+        // Before it is ready: who waits for that is shown what is missing.
+        for warning in report.take_warnings() {
+            stream.send(&warning);
+        }
         if !self.ready_sent {
             self.ready_sent = true;
             stream.send(&FromGuest::Ready);
         }
-        self.options
-            .report
-            .take()
-            .iter()
-            .for_each(|message| stream.send(message));
+        for spans in report.take_spans() {
+            stream.send(&spans);
+        }
         if self.log_lost > 0 && stream.has_room() {
             let message = format!("{} lines of services were lost", self.log_lost);
             stream.send(&FromGuest::Warning {

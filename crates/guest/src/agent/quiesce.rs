@@ -210,7 +210,7 @@ impl Agent {
         match (&self.options.config.main, start_main) {
             (Some(main), true) => {
                 // The new command starts first.
-                let first = FirstCommand::start(main);
+                let first = FirstCommand::start(main, self.options.report.missing());
                 if first.is_running() {
                     self.options.trace.mark(MARK_COMMAND_STARTED);
                 }

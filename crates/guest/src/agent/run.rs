@@ -150,7 +150,9 @@ impl Agent {
     /// Starts the first command, then the rest of the agent.
     pub fn start(options: Options) -> Result<Agent, String> {
         syscalls::block_only(signals_blocked());
-        let first = options.config.main.as_ref().map(FirstCommand::start);
+        let missing = options.report.missing();
+        let main = options.config.main.as_ref();
+        let first = main.map(|main| FirstCommand::start(main, missing));
         if first.as_ref().is_some_and(FirstCommand::is_running) {
             options.trace.mark(MARK_COMMAND_STARTED);
         }

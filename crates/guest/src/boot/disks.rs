@@ -40,7 +40,7 @@ pub fn mount_late(disks: Vec<&DiskMount>, teardown: &mut Teardown, report: &mut 
 }
 
 fn mount_disk(disk: &DiskMount, teardown: &mut Teardown, report: &mut Report) {
-    let mounted = report.step(&format!("disk {}", disk.mount_point), |_| {
+    let mounted = report.required_step(&format!("disk {}", disk.mount_point), |_| {
         let DiskMount {
             device,
             fstype,

@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, mount};
 /// Mounts a folder. Set-uid programs and device nodes in it have no effect, because the host's
 /// users did not make them for this guest.
 pub fn mount_folder(folder: &FolderMount, report: &mut Report) {
-    report.step(&format!("folder {}", folder.mount_point), |_| {
+    report.required_step(&format!("folder {}", folder.mount_point), |_| {
         let FolderMount {
             tag,
             mount_point,

@@ -24,12 +24,12 @@ pub fn enter(root: &Root, teardown: &mut mounts::Teardown, report: &mut Report) 
         return;
     }
     if report
-        .step("root", |_| mount_root(root, teardown))
+        .required_step("root", |_| mount_root(root, teardown))
         .is_none()
     {
         return;
     }
-    report.step("switch root", |report| {
+    report.required_step("switch root", |report| {
         if let Err(message) = mounts::move_into(NEW_ROOT) {
             report.warn("switch root", &message);
         }

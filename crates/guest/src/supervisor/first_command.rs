@@ -5,8 +5,11 @@ use crate::console::Console;
 use crate::poll::{Channel, PollSet, Token};
 use crate::program::process::{INPUT_LIMIT, Output, Program};
 use crate::stream::FrameStream;
+use alloc::format;
 use core::mem::MaybeUninit;
-use jiffy_wire::agent::{Command, ExecInput, ExitStatus, FromGuest, StartError, Stream};
+use jiffy_wire::agent::{
+    Command, ExecInput, ExitStatus, FromGuest, StartError, StartFailure, Stream,
+};
 use jiffy_wire::frame::MAX_DATA;
 use rustix::process::Pid;
 
@@ -44,9 +47,17 @@ struct Reported {
 }
 
 impl FirstCommand {
-    /// Starts the command. A failure to start is reported to the host.
-    pub fn start(command: &Command) -> FirstCommand {
-        let (state, pid) = match Program::start(command) {
+    /// Starts the command, unless something that it needs is `missing`: it would write to the root
+    /// what belongs on a disk. A failure to start is reported to the host.
+    pub fn start(command: &Command, missing: Option<&str>) -> FirstCommand {
+        let started = match missing {
+            Some(why) => Err(StartError {
+                kind: StartFailure::Other,
+                message: format!("The command was not started: {why}"),
+            }),
+            None => Program::start(command),
+        };
+        let (state, pid) = match started {
             Ok(program) => {
                 let pid = program.pid().as_raw_nonzero().get() as u32;
                 (State::Running(program), pid)

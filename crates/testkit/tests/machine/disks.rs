@@ -114,6 +114,29 @@ fn writable_image() -> Vec<u8> {
 }
 
 #[test]
+fn a_command_is_not_started_without_its_volume() {
+    let jiffy = jiffy();
+    jiffy.ok(&["volume", "create", "--raw", "bare", "16M"]);
+    let disk = ["--disk", "bare,mount=/data"];
+    let words = ["run", "--rm", disk[0], disk[1], "--", "touch", "/data/lost"];
+    let sentence = jiffy.refuses(125, &words);
+    assert!(
+        sentence.contains("The command was not started: /dev/vd") && sentence.contains("/data"),
+        "{sentence}"
+    );
+    // A VM that waits for commands starts, and the user is told what it lacks.
+    let words = ["run", "-d", "--name", "lacking", disk[0], disk[1]];
+    let output = jiffy.run(&words);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && said.contains("on /data"),
+        "{said}"
+    );
+    jiffy.ok(&["rm", "-f", "lacking"]);
+    jiffy.ok(&["volume", "rm", "bare"]);
+}
+
+#[test]
 fn a_root_disk_is_captured_with_its_vm() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "parent", "--root-disk=64M"]);
