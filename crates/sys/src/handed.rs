@@ -9,6 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -63,6 +64,19 @@ pub fn take(name: &Path) -> Option<OwnedFd> {
     let mut files = files();
     let at = files.iter().position(|(known, _)| known == name)?;
     Some(files.swap_remove(at).1)
+}
+
+/// Writes the contents of the file of that name, which was inherited empty, or creates it; afterwards
+/// they are on disk.
+pub fn write(name: &Path, contents: &[u8]) -> io::Result<()> {
+    match take(name) {
+        Some(file) => {
+            let file = File::from(file);
+            file.write_all_at(contents, 0)?;
+            file.sync_data()
+        }
+        None => crate::durable::replace(name, contents),
+    }
 }
 
 /// Duplicates the descriptor of the file of that name, if it was inherited and not taken. The

@@ -65,14 +65,26 @@ pub fn remove_hibernated_memory(vm_folder: &Path, root: Option<&Root>) {
         return;
     }
     let memory = memory::file_in(&folder, MemoryForm::Image);
-    for file in [folder.join("state"), memory] {
-        let _ = fs::remove_file(file);
-    }
+    let _ = fs::remove_file(memory);
+    remove_woken_state(vm_folder);
 }
 
-/// Can the VM in this folder be woken?
+/// Can the VM in this folder be woken? Not after its guest has passed the gate of a wake, because its
+/// memory on disk is older than its disks then.
 pub fn is_asleep(vm_folder: &Path) -> bool {
-    hibernated_in(vm_folder).join("state").exists()
+    let passed = fs::metadata(gate_record(vm_folder)).is_ok_and(|file| file.len() > 0);
+    hibernated_in(vm_folder).join("state").exists() && !passed
+}
+
+/// The file that is not empty when the guest of the VM in this folder has passed the gate of a wake.
+pub fn gate_record(vm_folder: &Path) -> PathBuf {
+    hibernated_in(vm_folder).join("passed")
+}
+
+/// Removes the state of a VM that is awake, and the note that it is.
+pub fn remove_woken_state(vm_folder: &Path) {
+    let _ = fs::remove_file(hibernated_in(vm_folder).join("state"));
+    let _ = fs::remove_file(gate_record(vm_folder));
 }
 
 #[cfg(test)]

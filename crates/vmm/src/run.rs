@@ -12,9 +12,7 @@ use jiffy_vmm::watch::{ConsoleInput, watch};
 use jiffy_vmm::{Builder, Events, StartError, config, error::sentence};
 use jiffy_wire::vmm::{ExitReason, ExitRecord, Serial};
 use std::fs::File;
-use std::io;
 use std::os::fd::FromRawFd;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -76,7 +74,7 @@ fn run_from(
     };
     if let Some(path) = &exit_record {
         let json = serde_json::to_vec_pretty(&record).expect("a record is plain data");
-        if let Err(error) = write_exit_record(path, &json) {
+        if let Err(error) = handed::write(path, &json) {
             let path = path.display();
             eprintln!("jiffy-vmm: the exit record {path} can't be written: {error}");
         }
@@ -93,18 +91,6 @@ fn run_from(
             }
             false
         }
-    }
-}
-
-/// Writes the record into the file that was handed over for it, or creates one.
-fn write_exit_record(path: &Path, json: &[u8]) -> io::Result<()> {
-    match handed::take(path) {
-        Some(file) => {
-            let file = File::from(file);
-            file.write_all_at(json, 0)?;
-            file.sync_data()
-        }
-        None => jiffy_sys::durable::replace(path, json),
     }
 }
 

@@ -126,6 +126,7 @@ fn restored(stage: &Stage, memory: &Memory) -> VmmConfig {
         },
         map_ahead: Vec::new(),
         no_readahead: false,
+        gate_record: None,
         generation: None,
         hold: false,
     });

@@ -148,8 +148,11 @@ impl Vm {
 
     /// The clone gate.
     pub fn enter(self: &Arc<Self>) {
-        let generation = self.config.restore.as_ref().unwrap().generation.clone();
-        let generation = generation.unwrap();
+        let restore = self.config.restore.as_ref().unwrap();
+        if let Some(record) = &restore.gate_record {
+            jailed::write(record, b"1").unwrap();
+        }
+        let generation = restore.generation.clone().unwrap();
         assert_eq!(generation.id.len(), 36);
         self.mark(trace::MARK_GATE_ENTERED);
         self.mark(trace::MARK_GATE_PASSED);

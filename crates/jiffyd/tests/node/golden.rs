@@ -8,6 +8,7 @@ use jiffy_wire::api::{CreateVm, ErrorKind, Origin, Pruned, Snapshot, Vm};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 fn golden(daemon: &Daemon) -> Vec<Snapshot> {
@@ -176,14 +177,7 @@ fn a_golden_snapshot_survives_a_killed_restore() {
     let daemon = Daemon::with(&["--standby", "0"]);
     run(&daemon, vm(command(&["true"])));
     let before = made(&daemon).name;
-    // A VMM that reads from an empty pipe blocks forever.
-    let goldens = daemon.data.join("golden");
-    let folder = fs::read_dir(goldens).unwrap().next().unwrap().unwrap();
-    let state = folder.path().join("state");
-    let kept = folder.path().join("kept");
-    fs::rename(&state, &kept).unwrap();
-    let made_pipe = std::process::Command::new("mkfifo").arg(&state).status();
-    assert!(made_pipe.unwrap().success());
+    let (state, kept) = with_endless_state(&daemon);
     let frames = daemon.run(vm(shell("echo once; exit 4")));
     let mut pipe = None;
     eventually("a VMM reads the state", || {
@@ -201,6 +195,34 @@ fn a_golden_snapshot_survives_a_killed_restore() {
     assert_eq!(finished.status(), ExitStatus::Code(4));
     assert_eq!(golden(&daemon)[0].name, before);
     assert_eq!(run(&daemon, vm(command(&["true"]))).1, Some(Origin::Golden));
+}
+
+/// Replaces the golden snapshot's state by an empty pipe, from which a VMM reads forever. Returns the
+/// pipe's path and where the state is now.
+fn with_endless_state(daemon: &Daemon) -> (PathBuf, PathBuf) {
+    let goldens = daemon.data.join("golden");
+    let folder = fs::read_dir(goldens).unwrap().next().unwrap().unwrap();
+    let state = folder.path().join("state");
+    let kept = folder.path().join("kept");
+    fs::rename(&state, &kept).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&state).status();
+    assert!(made.unwrap().success());
+    (state, kept)
+}
+
+#[test]
+fn a_golden_snapshot_that_is_not_restored_in_time_is_dropped() {
+    let daemon = Daemon::with(&["--standby", "0", "--start-timeout", "3"]);
+    run(&daemon, vm(command(&["true"])));
+    let before = made(&daemon).name;
+    with_endless_state(&daemon);
+    let (text, origin) = run(&daemon, vm(shell("echo once")));
+    assert_eq!((text.as_str(), origin), ("once\n", None));
+    eventually("the snapshot is dropped", || {
+        golden(&daemon)
+            .iter()
+            .all(|snapshot| snapshot.name != before)
+    });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::client::{connect, request};
 use crate::daemon::is_alive;
 use crate::daemon::{
-    Daemon, bad_vm, eventually, named, release_guest, shell, status_of, vm_record, vmms,
+    Daemon, bad_vm, eventually, kill, named, release_guest, shell, status_of, vm_record, vmms,
 };
 use crate::snapshots::{assert_span_order, counter};
 use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
@@ -161,6 +161,71 @@ fn a_failed_wake_leaves_a_hibernated_vm() {
     fs::write(&state, good).unwrap();
     let woken: Vm = daemon.post("/v1/vms/box/wake", b"").json();
     assert_eq!((woken.state, woken.error), (VmState::Running, None));
+}
+
+#[test]
+fn a_vm_that_is_not_awake_in_time_stays_hibernated() {
+    let daemon = Daemon::with(&["--start-timeout", "1"]);
+    let frames = daemon.run(named("box", bad_vm("held", Some(counter_command()))));
+    let id = daemon.vm("box").id;
+    release_guest(&daemon.vm_folder(&id));
+    daemon.when("box", VmState::Running);
+    drop(frames);
+    daemon
+        .post("/v1/vms/box/hibernate", b"")
+        .json::<Hibernated>();
+    // Its guest does not answer.
+    fs::remove_file(daemon.vm_folder(&id).join("go")).unwrap();
+    let error = daemon
+        .post("/v1/vms/box/wake", b"")
+        .error(ErrorKind::VmFailed);
+    assert_eq!(
+        error.message,
+        "The VM box could not be woken: its guest was not ready after 1 s."
+    );
+    assert_eq!(daemon.vm("box").state, VmState::Hibernated);
+    release_guest(&daemon.vm_folder(&id));
+    let woken: Vm = daemon.post("/v1/vms/box/wake", b"").json();
+    assert_eq!((woken.state, woken.error), (VmState::Running, None));
+}
+
+#[test]
+fn a_vm_that_ran_without_a_daemon_is_not_hibernated_again() {
+    let mut daemon = Daemon::start();
+    let frames = daemon.run(named("box", bad_vm("held", Some(counter_command()))));
+    let id = daemon.vm("box").id;
+    let folder = daemon.vm_folder(&id);
+    release_guest(&folder);
+    daemon.when("box", VmState::Running);
+    drop(frames);
+    daemon
+        .post("/v1/vms/box/hibernate", b"")
+        .json::<Hibernated>();
+    // The daemon dies while the VM wakes. Then its programs run, so that its disks are newer than its
+    // memory on disk.
+    fs::remove_file(folder.join("go")).unwrap();
+    let socket = daemon.socket();
+    let asked = thread::spawn(move || {
+        let stream = connect(&socket)?;
+        request(stream, "POST /v1/vms/box/wake HTTP/1.1", b"")
+    });
+    eventually("its VMM starts", || !vmms(&daemon.data).is_empty());
+    daemon.killed();
+    // Nobody answers.
+    assert!(asked.join().unwrap().is_err());
+    release_guest(&folder);
+    let record = folder.join("hibernated/passed");
+    eventually("its guest passes the gate", || {
+        fs::metadata(&record).is_ok_and(|file| file.len() > 0)
+    });
+    for vmm in vmms(&daemon.data) {
+        kill(vmm);
+    }
+    daemon.up();
+    assert_eq!(daemon.vm("box").state, VmState::Exited);
+    daemon
+        .post("/v1/vms/box/wake", b"")
+        .error(ErrorKind::WrongState);
 }
 
 /// How often this VM was started or woken.

@@ -3,6 +3,7 @@
 use super::folders::{self, SharedFolder};
 use super::handover::Descriptors;
 use super::plan::{Beginning, Plan, Restoring, SavedRam};
+use crate::folders::gate_record;
 use crate::jails::Launcher;
 use crate::network::{self, Attachment};
 use jiffy_content::error::{Error, Result};
@@ -149,6 +150,11 @@ fn restore<'a>(
             start_main: restoring.start_main,
             deadline_ms: gate_time.as_millis().try_into().unwrap_or(u32::MAX),
         }),
+        // Only a VM that wakes has files of its own, which are stale when it runs.
+        gate_record: restoring
+            .origin
+            .is_none()
+            .then(|| gate_record(&paths.vm(&record.id))),
         hold: false,
     })
 }

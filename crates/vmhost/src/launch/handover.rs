@@ -187,11 +187,16 @@ impl<'a> Descriptors<'a> {
                 .map_err(|error| Error::io("make the console's log", name, &error))?;
             add(name, file.into());
         }
-        if let Some(name) = &config.exit_record {
+        let restore = config.restore.as_ref();
+        let gate_record = restore.and_then(|restore| restore.gate_record.as_ref());
+        for name in [config.exit_record.as_ref(), gate_record]
+            .into_iter()
+            .flatten()
+        {
             let mut options = OpenOptions::new();
             let options = options.write(true).create(true).truncate(true);
             let file = regular::make_with(options, name)
-                .map_err(|error| Error::io("make a VM's last record", name, &error))?;
+                .map_err(|error| Error::io("make a VM's record", name, &error))?;
             add(name, file.into());
         }
         let vsock = config

@@ -13,7 +13,7 @@ use crate::process::{Ended, Events, VmmProcess};
 use crate::registry::Registry;
 use crate::single_flight::SingleFlight;
 use crate::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
-use crate::task::end::{self, EndReason};
+use crate::task::end::EndReason;
 use crate::task::phase::{Course, Gate, Phase, Removal};
 use crate::task::saver::Saver;
 use crate::task::stop::Stopping;
@@ -413,10 +413,11 @@ impl Actor {
         };
         if !matches!(
             (&running.gate, &running.course),
-            (Gate::Golden { .. }, Course::Runs)
+            (Gate::Golden { .. }, Course::Runs | Course::GivesUp)
         ) {
             return false;
         }
+        let gave_up = matches!(running.course, Course::GivesUp);
         let gate = std::mem::replace(&mut running.gate, Gate::Open);
         let Gate::Golden {
             name: golden,
@@ -426,12 +427,12 @@ impl Actor {
             return false;
         };
         fallback.room = running.room.take();
-        let killed = how.was_killed_externally();
+        let killed = how.was_killed_externally() && !gave_up;
         let folder = self.folder();
         if killed {
             info!(vm = %self.record.name, golden, "the VMM was killed before the golden snapshot was restored: the VM boots");
         } else {
-            let why = end::why_a_vmm_ended(&folder);
+            let why = self.why_not_restored();
             warn!(vm = %self.record.name, golden, why, "a golden snapshot can't be restored: it is dropped, and the VM boots");
             self.host.goldens.drop_damaged(&golden);
         }
@@ -455,7 +456,9 @@ impl Actor {
             self.escalate_in_time();
         } else if self.record.state == VmState::Starting {
             warn!(vm = %self.record.name, "the guest wasn't ready in time");
-            let _ = self.kill(EndReason::StartTimeout);
+            if !self.gives_up_restore() {
+                let _ = self.kill(EndReason::StartTimeout);
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use crate::folders;
 use crate::handle::{Command, is_active};
 use crate::process::Ended;
 use crate::task::actor::Actor;
+use crate::task::phase::Course;
 use crate::text::short;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
@@ -45,7 +46,12 @@ impl Actor {
         let Some((running, how)) = self.phase.take_drained() else {
             return;
         };
-        let wanted = running.stopping().map(|stopping| stopping.reason);
+        let wanted = match &running.course {
+            Course::Stops(stopping) => Some(stopping.reason),
+            // The guest passed its gate meanwhile.
+            Course::GivesUp => Some(EndReason::StartTimeout),
+            Course::Runs | Course::Hibernates(_) => None,
+        };
         let how = match how {
             Ended::Signal(_) | Ended::Unknown if running.process.was_oom_killed() => {
                 Ended::OutOfMemory
@@ -138,7 +144,7 @@ impl Actor {
                 }),
                 _ => Some(Failure {
                     message: short(&record.message),
-                    hint: record.hint,
+                    hint: record.hint.as_deref().map(short),
                 }),
             };
         }

@@ -8,13 +8,15 @@
 //! | running | either | alive | resumes it and deflates its balloon: it was being captured |
 //! | hibernated | exists | alive | ends it: its memory is on disk |
 //! | hibernated | exists | gone | nothing: it is hibernated |
-//! | starting | exists | gone | marks it as hibernated: the guest never ran |
+//! | starting | exists | gone | marks it as hibernated: its programs did not run |
 //! | starting | exists | alive | waits until it is ready |
 //!
-//! The state file is removed as soon as the guest runs.
+//! The state file is removed as soon as the guest has passed its gate. The VMM notes that in the file
+//! `hibernated/passed` before, as there may be no daemon then: with that note the state file counts as
+//! removed.
 
 use crate::control;
-use crate::folders::{hibernated_in, is_asleep};
+use crate::folders::{hibernated_in, is_asleep, remove_woken_state};
 use crate::launch::{Plan, Spawned};
 use crate::log::Writer;
 use crate::process::Ended;
@@ -28,7 +30,6 @@ use jiffy_content::model::vm::Failure;
 use jiffy_content::snapshots::remove_in_background;
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::ControlRequest;
-use std::fs;
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 use tracing::{info, warn};
@@ -110,21 +111,24 @@ impl Actor {
                 let _ = asked.reply.send(Ok(()));
                 true
             }
-            Course::Runs => self.failed_to_wake(),
-            stops @ Course::Stops(_) => {
-                running.course = stops;
-                false
+            other => {
+                running.course = other;
+                self.failed_to_wake()
             }
         }
     }
 
-    /// Returns a VM whose wake failed to hibernation.
+    /// Returns a VM whose wake failed to hibernation: its programs did not run, so that its memory
+    /// on disk is still valid.
     fn failed_to_wake(&mut self) -> bool {
-        let wakes = |running: &Running| matches!(running.gate, Gate::Waking);
+        let wakes = |running: &Running| {
+            let stops = matches!(running.course, Course::Stops(_));
+            matches!(running.gate, Gate::Waking) && !stops
+        };
         if !self.phase.running().is_some_and(wakes) || !is_asleep(&self.folder()) {
             return false;
         }
-        let why = super::end::why_a_vmm_ended(&self.folder());
+        let why = self.why_not_restored();
         warn!(vm = %self.record.name, why, "a hibernated VM could not be woken");
         self.release_vmm();
         self.record.state = VmState::Hibernated;
@@ -135,6 +139,36 @@ impl Actor {
         });
         self.changed();
         true
+    }
+
+    /// Why the VMM of a restored VM has ended.
+    pub(super) fn why_not_restored(&self) -> String {
+        let gives_up = |running: &Running| matches!(running.course, Course::GivesUp);
+        if self.phase.running().is_some_and(gives_up) {
+            let seconds = self.host.start_timeout.as_secs();
+            return format!("its guest was not ready after {seconds} s.");
+        }
+        super::end::why_a_vmm_ended(&self.folder())
+    }
+
+    /// The guest was not ready in time: true if the VM can be as before its restore. Its VMM is
+    /// killed.
+    pub(super) fn gives_up_restore(&mut self) -> bool {
+        let is_asleep = is_asleep(&self.folder());
+        let Some(running) = self.phase.running_mut() else {
+            return false;
+        };
+        let can = match running.gate {
+            Gate::Golden { .. } => true,
+            Gate::Waking => is_asleep,
+            Gate::Open | Gate::New => false,
+        };
+        if can && matches!(running.course, Course::Runs) {
+            running.course = Course::GivesUp;
+            running.process.kill();
+            return true;
+        }
+        false
     }
 
     /// Releases a VMM that has ended, but keeps the volume leases: other VMs must not change
@@ -235,7 +269,7 @@ impl Actor {
             return;
         }
         let sleeping = hibernated_in(&self.folder());
-        let _ = fs::remove_file(sleeping.join("state"));
+        remove_woken_state(&self.folder());
         if self.record.paged.is_none() {
             // The VMM has the files mapped, so they can be unlinked.
             let _ = remove_in_background(&sleeping);

@@ -21,6 +21,7 @@
 //!             ▲          │ not written, or killed             Golden ──┼──▶ Open
 //!             └──────────┘                                    Waking ──┘
 //!           Runs ──▶ Stops: Agent ──▶ PoweringOff ──▶ Control ──▶ Killed
+//!           Runs ──▶ GivesUp ──▶ (Waking: Asleep; Golden: boots)
 //! ```
 //!
 //! A [`Removal`] is independent of the phase: it is carried out when there is no VMM.
@@ -72,6 +73,9 @@ pub(super) enum Course {
     Hibernates(PendingReply),
     /// It is being ended.
     Stops(Stopping),
+    /// Its guest did not pass the gate in time: its VMM is killed, and the VM is hibernated again, or
+    /// boots instead of being restored.
+    GivesUp,
 }
 
 /// Whether a restored guest has passed its gate.

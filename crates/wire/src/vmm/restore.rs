@@ -29,6 +29,10 @@ pub struct Restore {
     /// guest without `jiffy-init`.
     #[serde(default)]
     pub generation: Option<NewGeneration>,
+    /// An empty file: a byte is written to it, and to the disk, when the guest passes its gate. From
+    /// then on the captured state is older than the VM's disks and must not be restored again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate_record: Option<PathBuf>,
     /// Prepare everything, but do not enter the guest before [`ControlRequest::Begin`](super::ControlRequest::Begin), which comes
     /// with the VM's configuration.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -65,6 +69,7 @@ impl Restore {
             map_ahead: Vec::new(),
             no_readahead: false,
             generation: None,
+            gate_record: None,
             hold: false,
         })
     }
