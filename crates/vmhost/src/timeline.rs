@@ -11,6 +11,7 @@ use jiffy_wire::pager::PagerStats;
 use jiffy_wire::timeline::{Counter, Span, Timeline, Track, names};
 use jiffy_wire::trace;
 use jiffy_wire::vmm::Activity;
+use std::collections::BTreeMap;
 
 /// Most spans, and most marks, of a guest: a guest can send any number of them.
 const MAX_GUEST: usize = 2048;
@@ -42,7 +43,10 @@ pub struct Recorder {
     attached: Option<[u64; 5]>,
     vmm: Vec<(String, u64, u64, Option<String>)>,
     activity: Vec<Span>,
-    counters: Vec<Counter>,
+    /// Points of each counter, by its thread and name.
+    counters: BTreeMap<(String, String), Vec<(u64, u64)>>,
+    /// Points of all counters.
+    counted: usize,
     marks: Vec<(u8, u64)>,
     guest: Vec<GuestSpan>,
     pid1_guest: Option<u64>,
@@ -146,7 +150,8 @@ impl Recorder {
             return;
         }
         if self.vmm.len() < MAX_GUEST {
-            self.vmm.push((name, start_ns, end_ns, detail));
+            let detail = detail.map(|text| truncate(&text, MAX_REMARK));
+            self.vmm.push((short(&name), start_ns, end_ns, detail));
         }
     }
 
@@ -169,31 +174,19 @@ impl Recorder {
         }
         for (index, at_ns, count) in activity.counts {
             let Some(name) = named(index) else { continue };
-            self.count(&thread, name, (at_ns, count));
+            if self.counted == MAX_ACTIVITY {
+                break;
+            }
+            self.counted += 1;
+            let points = self.counters.entry((thread.clone(), name)).or_default();
+            points.push((at_ns, count));
         }
-        if activity.dropped > 0 {
+        if activity.dropped > 0 && self.activity.len() < MAX_ACTIVITY {
             let at_ns = self.activity.last().map_or(0, |last| last.end_ns);
             let mut lost = Span::moment(Track::Vmm, names::ACTIVITY_CUT, at_ns);
             lost.thread = Some(thread);
             self.activity
                 .push(lost.with_detail(format!("{} more", activity.dropped)));
-        }
-    }
-
-    fn count(&mut self, thread: &str, name: String, point: (u64, u64)) {
-        let is_it = |one: &&mut Counter| one.thread == thread && one.name == name;
-        let counted: usize = self.counters.iter().map(|one| one.points.len()).sum();
-        if counted >= MAX_ACTIVITY {
-            return;
-        }
-        match self.counters.iter_mut().find(is_it) {
-            Some(counter) => counter.points.push(point),
-            None => self.counters.push(Counter {
-                track: Track::Vmm,
-                thread: thread.to_owned(),
-                name,
-                points: vec![point],
-            }),
         }
     }
 
@@ -207,7 +200,12 @@ impl Recorder {
     /// Spans of init, on the guest's clock.
     pub fn guest_spans(&mut self, spans: Vec<GuestSpan>) {
         let room = MAX_GUEST.saturating_sub(self.guest.len());
-        self.guest.extend(spans.into_iter().take(room));
+        let shortened = spans.into_iter().take(room).map(|span| GuestSpan {
+            name: short(&span.name),
+            error: span.error.as_deref().map(short),
+            ..span
+        });
+        self.guest.extend(shortened);
     }
 
     /// Guest time of the mark `PID 1`.
@@ -237,8 +235,8 @@ impl Recorder {
         self.node_spans(spans);
         for (name, start, end, detail) in &self.vmm {
             if name != VMM_MAIN {
-                let mut span = Span::new(Track::Vmm, short(name), *start, *end);
-                span.detail = detail.as_deref().map(|text| truncate(text, MAX_REMARK));
+                let mut span = Span::new(Track::Vmm, name.clone(), *start, *end);
+                span.detail = detail.clone();
                 spans.push(span);
             }
         }
@@ -262,7 +260,16 @@ impl Recorder {
             }
         }
         spans.extend_from_slice(&self.activity);
-        timeline.counters = self.counters.clone();
+        let counters = self
+            .counters
+            .iter()
+            .map(|((thread, name), points)| Counter {
+                track: Track::Vmm,
+                thread: thread.clone(),
+                name: name.clone(),
+                points: points.clone(),
+            });
+        timeline.counters = counters.collect();
         timeline.sort();
         timeline
     }
@@ -385,11 +392,9 @@ impl Recorder {
                 Track::Init
             };
             let (start, end) = (map(span.start_ns), map(span.end_ns));
-            let mut span_out = Span::new(track, short(&span.name), start, end);
-            if let Some(error) = &span.error {
-                span_out = span_out.with_detail(short(error));
-            }
-            spans.push(span_out);
+            let mut mapped = Span::new(track, span.name.clone(), start, end);
+            mapped.detail = span.error.clone();
+            spans.push(mapped);
         }
     }
 
@@ -454,6 +459,43 @@ mod tests {
         recorder.mark(trace::MARK_COMMAND_DONE, 1050);
         recorder.mark(0x85, 1045);
         recorder
+    }
+
+    #[test]
+    fn what_a_hostile_vm_reports_takes_bounded_memory() {
+        let mut recorder = Recorder::new("boot");
+        let long = "x".repeat(1 << 16);
+        let span = |name: &str| GuestSpan {
+            kernel: false,
+            name: name.to_owned(),
+            start_ns: 1,
+            end_ns: 2,
+            error: Some(name.to_owned()),
+        };
+        recorder.guest_spans(vec![span(&long)]);
+        recorder.vmm_span(long.clone(), 1, 2, Some(long.clone()));
+        let kept = &recorder.guest[0];
+        let (name, _, _, detail) = &recorder.vmm[0];
+        let lengths = [&kept.name, kept.error.as_ref().unwrap(), name].map(String::len);
+        assert_eq!(lengths, [200; 3]);
+        assert_eq!(detail.as_ref().unwrap().len(), MAX_REMARK);
+        // Events without an end.
+        for number in 0..MAX_ACTIVITY as u64 {
+            recorder.activity(Activity {
+                thread: format!("thread {number}"),
+                names: vec!["exits".into()],
+                counts: vec![(0, number, 1); 2],
+                dropped: 1,
+                ..Activity::default()
+            });
+        }
+        recorder.activity(Activity {
+            dropped: 1,
+            ..Activity::default()
+        });
+        assert_eq!(recorder.activity.len(), MAX_ACTIVITY);
+        let points: usize = recorder.counters.values().map(Vec::len).sum();
+        assert_eq!(points, MAX_ACTIVITY);
     }
 
     #[test]

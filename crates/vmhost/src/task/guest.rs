@@ -8,13 +8,14 @@ use crate::task::actor::{Actor, RETRY_STORING, Unstored};
 use crate::task::adopt;
 use crate::task::end::EndReason;
 use crate::task::stop::DEFAULT_GRACE;
-use crate::text::short;
+use crate::text::{short, truncate};
 use jiffy_content::error::Error;
 use jiffy_content::model::vm::{MAX_WARNINGS, MainEnd, MainState};
-use jiffy_wire::agent::{ExitStatus, FromGuest, MAIN_OUTPUT_WINDOW, Stream, ToGuest};
+use jiffy_wire::agent::{ExitStatus, FromGuest, MAIN_OUTPUT_WINDOW, StartError, Stream, ToGuest};
 use jiffy_wire::api::VmState;
 use jiffy_wire::frame::MAX_DATA;
 use jiffy_wire::sched::Class;
+use tokio::task::block_in_place;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -24,6 +25,10 @@ const ACKNOWLEDGE_EVERY: u64 = MAIN_OUTPUT_WINDOW as u64 / 4;
 
 /// Limit of output offsets, so that they never overflow; no command writes that much.
 const MAX_OFFSET: u64 = 1 << 62;
+/// Most characters of why a command did not start, which may name a path of 4096.
+const MAX_START_ERROR: usize = 8192;
+/// A log of fewer bytes is written without asking for another thread.
+const SMALL_LOG: u64 = 1 << 20;
 
 impl Actor {
     pub(super) fn link(&mut self, message: FromLink) {
@@ -130,7 +135,10 @@ impl Actor {
             }
             FromGuest::MainFailed(error) => {
                 self.recorder.heard_ended();
-                self.main_ended(MainEnd::Failed(error));
+                self.main_ended(MainEnd::Failed(StartError {
+                    message: truncate(&error.message, MAX_START_ERROR),
+                    ..error
+                }));
                 self.confirm_end();
             }
             FromGuest::MainOutput {
@@ -255,7 +263,14 @@ impl Actor {
         let Some(running) = self.phase.running_mut() else {
             return;
         };
-        match running.log.append(kind, &data) {
+        let is_small = running.log.end() < SMALL_LOG;
+        let mut append = || running.log.append(kind, &data);
+        // A busy disk holds up a guest that writes much, not the threads that serve all VMs.
+        let appended = match is_small {
+            true => append(),
+            false => block_in_place(append),
+        };
+        match appended {
             Ok(end) => {
                 running.unstored = None;
                 let stored = Stored {
