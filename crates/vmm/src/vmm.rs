@@ -162,10 +162,11 @@ impl Vmm {
         Ok(())
     }
 
-    /// Enters a guest that is held, unless it is paused as well. Only the fw_cfg files and the
-    /// generation of this configuration are used: building the VM has used the rest.
+    /// Enters a guest that is held, unless it is paused as well. Only the fw_cfg files, the devices'
+    /// limits and the generation of this configuration are used: building the VM has used the rest.
     pub fn begin(&mut self, config: &VmmConfig) -> Result<(), StartError> {
         self.devices.replace_fw_cfg(fw_cfg::files(config)?)?;
+        self.devices.begin_limits(config);
         if let Some(restore) = &config.restore {
             if let Some(generation) = &restore.generation {
                 let generation = restore::generation(generation)?;

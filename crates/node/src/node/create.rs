@@ -99,11 +99,8 @@ impl Node {
 
     /// A standby that can become a VM with this specification.
     async fn standby_for(&self, spec: &Spec) -> Option<Standby> {
-        // Standbys are restored without limits.
-        let network = spec.network.as_ref().map(|network| network.limit);
-        let is_limited = !spec.root_limit.is_none() || !network.unwrap_or_default().is_none();
         // A run that has to wait in the queue takes no standby from others.
-        let fits = !is_limited && !self.host.room.has_waiting();
+        let fits = !self.host.room.has_waiting();
         let shape = spec::golden(spec).filter(|_| fits)?;
         let kernel = self.kernels.find(&spec.kernel).ok()?;
         let image = self.images.find(&spec.image).await.ok()?;

@@ -2,6 +2,7 @@
 
 use crate::support::{Jiffy, jiffy};
 use jiffy_wire::timeline::{Timeline, names};
+use std::time::{Duration, Instant};
 
 const TIMELINE: &str = "--timeline=json:/tmp/golden.json";
 
@@ -66,6 +67,22 @@ fn the_guest_of_a_golden_run_takes_few_page_faults() {
         faults.parse::<u64>().expect("a number") < MOST
     };
     jiffy.eventually("a standby is ready, and its guest has few page faults", few);
+}
+
+#[test]
+fn a_run_that_takes_over_a_standby_has_its_own_limits() {
+    let jiffy = jiffy();
+    jiffy.warm_up();
+    let script = "dd if=/dev/vda of=/dev/null bs=4k count=60 iflag=direct 2>/dev/null";
+    let run = ["run", "--rm", "--root-limit", "iops=20", TIMELINE, "--"];
+    jiffy.eventually("a standby is taken over", || {
+        let begin = Instant::now();
+        jiffy.ok(&[&run[..], &["sh", "-c", script]].concat());
+        // The first second's worth is free.
+        let took = begin.elapsed();
+        assert!(took >= Duration::from_secs(2), "{took:?}");
+        timeline(&jiffy).find(names::STANDBY_TAKEN).is_some()
+    });
 }
 
 /// Prints everything a program can see of its environment and input.

@@ -5,7 +5,7 @@ use super::block::{self, BlockKind};
 use super::net::{self, NetKind};
 use super::virtio::Virtio;
 use jiffy_sys::mutex::lock;
-use jiffy_wire::vmm::{DiskLimit, NetLimit};
+use jiffy_wire::vmm::{DiskLimit, NetLimit, VmmConfig};
 use thiserror::Error;
 
 /// The limits name devices that the VM does not have.
@@ -30,14 +30,36 @@ impl Devices {
             self.all::<Virtio<NetKind>>().count(),
             nets.len(),
         )?;
+        self.apply(disks.iter(), nets.iter().map(|limit| (limit, limit)));
+        Ok(())
+    }
+
+    /// Gives devices that have no limits those of a configuration of the same devices.
+    pub fn begin_limits(&self, config: &VmmConfig) {
+        let disks = config.disks.iter().map(|disk| &disk.limit);
+        let nets = config.nets.iter();
+        let nets = nets.map(|net| (&net.receive_limit, &net.send_limit));
+        let is_limited =
+            |(receive, send): (&NetLimit, &NetLimit)| !receive.is_none() || !send.is_none();
+        // Setting a limit wakes the device's thread.
+        if disks.clone().any(|limit| !limit.is_none()) || nets.clone().any(is_limited) {
+            self.apply(disks, nets);
+        }
+    }
+
+    /// Sets the limit of each disk, and those of what each network interface receives and sends.
+    fn apply<'a>(
+        &self,
+        disks: impl Iterator<Item = &'a DiskLimit>,
+        nets: impl Iterator<Item = (&'a NetLimit, &'a NetLimit)>,
+    ) {
         for (disk, limit) in self.all::<Virtio<BlockKind>>().zip(disks) {
             lock(disk).device().set_limit(block::rate(limit));
         }
-        for (net, limit) in self.all::<Virtio<NetKind>>().zip(nets) {
-            let rate = net::rate(limit);
-            lock(net).device().set_limits(rate, rate);
+        for (net, (receive, send)) in self.all::<Virtio<NetKind>>().zip(nets) {
+            let (receive, send) = (net::rate(receive), net::rate(send));
+            lock(net).device().set_limits(receive, send);
         }
-        Ok(())
     }
 }
 

@@ -18,8 +18,8 @@ pub enum ControlRequest {
     /// Resume the vCPUs.
     Resume,
     /// Begin a VM that is held ([`Restore::hold`](super::Restore::hold)). The VMM reads its configuration again, from the
-    /// file with which it was started, and takes fw_cfg files and generation from it; all else
-    /// stays. If the VM is paused as well, it enters the guest when it is resumed.
+    /// file with which it was started, and takes fw_cfg files, limits of devices and generation from
+    /// it; all else stays. If the VM is paused as well, it enters the guest when it is resumed.
     Begin,
     /// End the VM at once. Answered before it ends.
     Stop,
