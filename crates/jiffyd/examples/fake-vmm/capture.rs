@@ -150,7 +150,7 @@ impl Vm {
     pub fn enter(self: &Arc<Self>) {
         let restore = self.config.restore.as_ref().unwrap();
         if let Some(record) = &restore.gate_record {
-            jailed::write(record, b"1").unwrap();
+            crate::jailed::write(record, b"1").unwrap();
         }
         let generation = restore.generation.clone().unwrap();
         assert_eq!(generation.id.len(), 36);

@@ -7,7 +7,7 @@ use super::leftovers::{end_impostor, end_sleeper, end_vmm, vmm_id, vmms, wait_fo
 use super::unreadable;
 use crate::channels;
 use crate::control;
-use crate::folders::{self, Found, hibernated_in, ids_in, is_asleep};
+use crate::folders::{self, Found, gate_record, hibernated_in, ids_in, is_asleep};
 use crate::handle::{VmHandle, is_active};
 use crate::host::Host;
 use crate::log::{self, Writer};
@@ -431,6 +431,7 @@ impl Actor {
         let folder = self.folder();
         if self.record.state == VmState::Starting && is_asleep(&folder) {
             // Its wake was not finished.
+            let _ = fs::remove_file(gate_record(&folder));
             self.record.state = VmState::Hibernated;
             self.record.pid = None;
             self.record.paged = None;

@@ -16,7 +16,7 @@
 //! removed.
 
 use crate::control;
-use crate::folders::{hibernated_in, is_asleep, remove_woken_state};
+use crate::folders::{gate_record, hibernated_in, is_asleep, remove_woken_state};
 use crate::launch::{Plan, Spawned};
 use crate::log::Writer;
 use crate::process::Ended;
@@ -129,6 +129,7 @@ impl Actor {
             return false;
         }
         let why = self.why_not_restored();
+        let _ = std::fs::remove_file(gate_record(&self.folder()));
         warn!(vm = %self.record.name, why, "a hibernated VM could not be woken");
         self.release_vmm();
         self.record.state = VmState::Hibernated;
