@@ -5,12 +5,10 @@ use crate::client::Client;
 use crate::failure::{Failure, Kind, Outcome, Result};
 use crate::place::{self, Folders, Found};
 use clap::ValueEnum;
-use rustix::fs::{Access, AtFlags, CWD, accessat};
 use serde::Serialize;
 use std::cell::Cell;
 use std::future::Future;
 use std::io::Write;
-use std::path::Path;
 use tokio::sync::Notify;
 
 /// Settings and state of this command.
@@ -123,31 +121,6 @@ pub fn show(text: &str) -> Result<()> {
         .write_all(text.as_bytes())
         .and_then(|()| std::io::stdout().flush())
         .map_err(|error| Failure::io("stdout can't be written", error))
-}
-
-/// Writes a file, in place of one with its name; `what` names the contents in an error.
-pub fn replace(what: &str, file: &Path, bytes: &[u8]) -> Result<()> {
-    jiffy_sys::durable::replace(file, bytes).map_err(|error| unwritable(what, file, error))
-}
-
-/// Fails if [`replace`] surely would: before a command does what takes long.
-pub fn check_replaceable(what: &str, file: &Path) -> Result<()> {
-    let folder = match file.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let checked = accessat(
-        CWD,
-        folder,
-        Access::WRITE_OK | Access::EXEC_OK,
-        AtFlags::EACCESS,
-    );
-    checked.map_err(|error| unwritable(what, file, error))
-}
-
-fn unwritable(what: &str, file: &Path, error: impl Into<std::io::Error>) -> Failure {
-    let file = file.display();
-    Failure::io(format_args!("{what} can't be written to {file}"), error)
 }
 
 /// Writes a value to stdout as JSON.

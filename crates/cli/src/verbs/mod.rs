@@ -14,6 +14,7 @@ mod kernel;
 mod logs;
 mod machine;
 mod network;
+mod output_file;
 mod ports;
 mod queue;
 mod run;

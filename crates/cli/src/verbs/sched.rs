@@ -1,7 +1,7 @@
 //! `jiffy sched`
 
-use super::Context;
-use super::context::{check_replaceable, replace, show};
+use super::context::show;
+use super::{Context, output_file};
 use crate::args::sched::Sched;
 use crate::failure::{Failure, Outcome, Result, report};
 use crate::timeline::sched_events;
@@ -17,7 +17,7 @@ const WHAT: &str = "the recording";
 pub async fn sched(context: &Context, sched: Sched) -> Result<Outcome> {
     let Sched::Trace { output, seconds } = sched;
     if let Some(file) = &output {
-        check_replaceable(WHAT, file)?;
+        output_file::check(WHAT, file)?;
     }
     let path = format!("{PATH}?seconds={seconds}");
     let client = context.client()?;
@@ -33,7 +33,7 @@ pub async fn sched(context: &Context, sched: Sched) -> Result<Outcome> {
     let text = sched_events(&trace);
     match &output {
         None => show(&text)?,
-        Some(file) => replace(WHAT, file, text.as_bytes())?,
+        Some(file) => output_file::write(WHAT, file, text.as_bytes())?,
     }
     if trace.lost > 0 {
         let lost = trace.lost;

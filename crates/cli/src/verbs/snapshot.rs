@@ -1,7 +1,7 @@
 //! `jiffy snapshot`, and the verbs that pause, fork, hibernate and wake VMs.
 
-use super::Context;
-use super::context::{each, replace, show, show_json};
+use super::context::{each, show, show_json};
+use super::{Context, output_file};
 use crate::args::snapshot::{Fork, Hibernate, ShowTimeline, Snapshot, Vms, Wake};
 use crate::args::{JsonFormat, ListFormat};
 use crate::client::{Client, encoded, vm_path};
@@ -315,7 +315,7 @@ async fn picture(client: &Client, name: &str, file: &Path) -> Result<Outcome> {
         .await
         .map_err(|_| Failure::new("the connection was lost before the picture was complete"))?
         .to_bytes();
-    replace("the picture", file, &picture)?;
+    output_file::write("the picture", file, &picture)?;
     Ok(Outcome::Done)
 }
 
