@@ -240,9 +240,11 @@ async fn with_image<T>(
     let Some(image) = request.image.as_ref().filter(|_| failure.is_not_found()) else {
         return Err(failure);
     };
-    if choice.pull != PullWhen::Never
-        && super::image::missing_image(client, image, &failure).await?
-    {
+    // The network or a volume may be what is missing.
+    if !super::image::is_missing(client, image).await {
+        return Err(failure);
+    }
+    if choice.pull != PullWhen::Never && super::image::pull_missing(client, image).await? {
         return ask().await;
     }
     Err(match choice.is_a_word && !image.contains(['/', ':', '@']) {

@@ -8,7 +8,7 @@ mod build;
 mod import;
 mod registry;
 
-pub use registry::{fetch, missing_image, pem, pull, push, snapshot};
+pub use registry::{fetch, is_missing, pem, pull, pull_missing, push, snapshot};
 
 use super::Context;
 use super::context::{each, show, show_json};

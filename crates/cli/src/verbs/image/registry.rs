@@ -84,18 +84,18 @@ pub async fn push(context: &Context, wanted: Push) -> Result<Outcome> {
     }
 }
 
-/// Pulls the image if `failure` says that it is missing and its name is a reference. True if it was
-/// pulled.
-pub async fn missing_image(client: &Client, image: &str, failure: &Failure) -> Result<bool> {
-    let registry = default_registry();
+/// Whether the node says that it has no image of this name or reference.
+pub async fn is_missing(client: &Client, image: &str) -> bool {
+    get(client, image)
+        .await
+        .is_err_and(|failure| failure.is_not_found())
+}
+
+/// Pulls a missing image if its name is a reference. True if it was pulled.
+pub async fn pull_missing(client: &Client, image: &str) -> Result<bool> {
     let named = image.contains(['/', ':', '@']);
-    if !failure.is_not_found() || !(named || registry.is_some()) {
+    if !named && default_registry().is_none() {
         return Ok(false);
-    }
-    match get(client, image).await {
-        Ok(_) => return Ok(false),
-        Err(failure) if failure.is_not_found() => {}
-        Err(failure) => return Err(failure),
     }
     fetch(client, image, false, None).await?;
     Ok(true)

@@ -1,0 +1,38 @@
+//! Options of `jiffy run` that don't go together, or that it can't follow, against a fake node.
+
+mod support;
+
+use jiffy_wire::api::ErrorKind;
+use std::process::Output;
+use support::{FakeNode, stderr};
+
+/// Runs `jiffy run` with these arguments.
+fn run(node: &FakeNode, arguments: &[&str]) -> Output {
+    node.jiffy().arg("run").args(arguments).output().unwrap()
+}
+
+#[test]
+fn a_missing_network_is_not_taken_for_a_missing_image() {
+    let missing = |what: &'static str| {
+        FakeNode::new(move |request, peer| {
+            let asks_for_image = request.line.starts_with("GET /v1/images/");
+            if asks_for_image && what != "image" {
+                let web = serde_json::json!({
+                    "name": "web", "digest": "00", "size": 1, "entries": 1, "created": 1
+                });
+                return peer.json(200, &web);
+            }
+            peer.error(
+                ErrorKind::NotFound,
+                &format!("There is no {what} lab."),
+                Some("Create it first."),
+            );
+        })
+    };
+    let said = |what, arguments: &[&str]| stderr(&run(&missing(what), arguments));
+    let network = "jiffy: There is no network lab\n  hint: Create it first\n";
+    assert_eq!(said("network", &["--network", "lab", "web", "x"]), network);
+    assert_eq!(said("network", &["-d", "--network=lab", "web"]), network);
+    let image = said("image", &["lab", "x"]);
+    assert!(image.ends_with("write `jiffy run -- lab …`\n"), "{image}");
+}
