@@ -2,7 +2,7 @@
 
 mod support;
 
-use jiffy_wire::api::ErrorKind;
+use jiffy_wire::api::{ErrorKind, RunVm};
 use std::process::Output;
 use support::{FakeNode, stderr};
 
@@ -35,4 +35,21 @@ fn a_missing_network_is_not_taken_for_a_missing_image() {
     assert_eq!(said("network", &["-d", "--network=lab", "web"]), network);
     let image = said("image", &["lab", "x"]);
     assert!(image.ends_with("write `jiffy run -- lab …`\n"), "{image}");
+}
+
+#[test]
+fn an_empty_variable_counts_as_unset() {
+    let node = FakeNode::playing(|peer| peer.exit(0));
+    let mut command = node.jiffy();
+    command.args(["run", "--", "true"]).env("JIFFY_NETWORK", "");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let run: RunVm = node.session().json();
+    assert_eq!(run.vm.network.name, None);
+    let mut command = node.jiffy();
+    command
+        .args(["completions", "bash"])
+        .env("JIFFY_MACHINE", "");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }

@@ -25,6 +25,7 @@ const WORKERS: usize = 2;
 const DESCRIPTORS: u64 = 1 << 16;
 
 fn main() -> ExitCode {
+    jiffy_sys::environment::unset_empty();
     let options = Options::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()

@@ -9,6 +9,7 @@
 //! * [`descriptors`]: the limit of open files (RLIMIT_NOFILE).
 //! * [`dial`]: connections to Unix sockets, also for a program that may not connect by name.
 //! * [`durable`]: atomic replacement of files.
+//! * [`environment`]: empty variables count as unset.
 //! * [`epoll`]: waiting for events with a timeout in nanoseconds.
 //! * [`fds`]: descriptors sent over a Unix socket.
 //! * [`folders`]: Jiffy's folders.
@@ -48,6 +49,7 @@ pub mod contents;
 pub mod descriptors;
 pub mod dial;
 pub mod durable;
+pub mod environment;
 pub mod epoll;
 pub mod fds;
 pub mod folders;

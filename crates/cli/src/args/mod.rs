@@ -10,6 +10,7 @@ pub mod network;
 pub mod queue;
 mod run;
 pub mod sched;
+mod settle;
 pub mod snapshot;
 pub mod ssh;
 pub mod update;
@@ -24,7 +25,6 @@ pub use values::{
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Linux microVMs in milliseconds.
@@ -51,37 +51,6 @@ pub struct Cli {
     pub machine: MachineUse,
     #[command(subcommand)]
     pub verb: Verb,
-}
-
-impl Cli {
-    /// This process's command line; exits with a usage error if it is not valid.
-    pub fn of_this_process() -> Cli {
-        let words: Vec<OsString> = std::env::args_os().collect();
-        let mut cli = Cli::parse_from(&words);
-        cli.settle(&words);
-        cli
-    }
-
-    /// Takes the image from the words after the options of `run` and `create`: it is
-    /// the first one, unless `--` comes before it.
-    fn settle(&mut self, words: &[OsString]) {
-        let (vm, argv) = match &mut self.verb {
-            Verb::Run(Later(run)) if run.from.is_none() => (&mut run.vm, &mut run.argv),
-            Verb::Create(Later(create)) => (&mut create.vm, &mut create.argv),
-            _ => return,
-        };
-        // Clap takes everything from the first positional word on as it is.
-        let before = words.len().checked_sub(argv.len() + 1);
-        let escaped = before.is_some_and(|before| words[before] == "--");
-        if escaped || vm.image.is_some() || argv.is_empty() {
-            return;
-        }
-        vm.image = Some(argv.remove(0));
-        vm.image_is_a_word = true;
-        if argv.first().is_some_and(|word| word == "--") {
-            argv.remove(0);
-        }
-    }
 }
 
 /// The verbs.

@@ -1,12 +1,11 @@
 use super::*;
 use clap::CommandFactory;
+use std::ffi::OsString;
 use std::num::NonZeroU64;
 
 fn parse(line: &str) -> Cli {
     let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
-    let mut cli = Cli::try_parse_from(&words).unwrap();
-    cli.settle(&words);
-    cli
+    Cli::of(&words).unwrap()
 }
 
 fn refuse(line: &str) -> String {

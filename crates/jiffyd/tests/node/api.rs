@@ -77,6 +77,26 @@ fn tcp_without_a_token_file_is_refused() {
 }
 
 #[test]
+fn an_empty_variable_counts_as_unset() {
+    let daemon = Daemon::prepared(&["--listen", "tcp:127.0.0.1:1"]);
+    let mut command = daemon.command();
+    for name in [
+        "JIFFY_CACHE",
+        "JIFFY_CONNECTIONS",
+        "JIFFY_PROXY",
+        "JIFFY_PROXY_CERT",
+        "JIFFY_STANDBY",
+        "JIFFY_START_TIMEOUT",
+        "JIFFY_VM_NETWORK",
+    ] {
+        command.env(name, "");
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("needs a token"), "{said}");
+}
+
+#[test]
 fn a_run_folder_too_long_for_a_socket_is_refused() {
     let mut command = Daemon::prepared(&[]).command();
     let long = format!("/tmp/{}", "x".repeat(80));

@@ -1,0 +1,45 @@
+//! From the words of a command line to the verb: what clap can't decide.
+
+use super::{Cli, Later, Verb};
+use clap::{CommandFactory, Error, FromArgMatches};
+use std::ffi::OsString;
+
+impl Cli {
+    /// This process's command line; exits with a usage error if it is not valid.
+    pub fn of_this_process() -> Cli {
+        jiffy_sys::environment::unset_empty();
+        let words: Vec<OsString> = std::env::args_os().collect();
+        Cli::of(&words).unwrap_or_else(|error| error.exit())
+    }
+
+    /// The command line with these words, of which the first is the program.
+    pub(super) fn of(words: &[OsString]) -> Result<Cli, Error> {
+        let mut command = Cli::command();
+        let mut matches = command.try_get_matches_from_mut(words)?;
+        let mut cli =
+            Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?;
+        cli.take_image(words);
+        Ok(cli)
+    }
+
+    /// Takes the image from the words after the options of `run` and `create`: it is
+    /// the first one, unless `--` comes before it.
+    fn take_image(&mut self, words: &[OsString]) {
+        let (vm, argv) = match &mut self.verb {
+            Verb::Run(Later(run)) if run.from.is_none() => (&mut run.vm, &mut run.argv),
+            Verb::Create(Later(create)) => (&mut create.vm, &mut create.argv),
+            _ => return,
+        };
+        // Clap takes everything from the first positional word on as it is.
+        let before = words.len().checked_sub(argv.len() + 1);
+        let escaped = before.is_some_and(|before| words[before] == "--");
+        if escaped || vm.image.is_some() || argv.is_empty() {
+            return;
+        }
+        vm.image = Some(argv.remove(0));
+        vm.image_is_a_word = true;
+        if argv.first().is_some_and(|word| word == "--") {
+            argv.remove(0);
+        }
+    }
+}
