@@ -4,7 +4,7 @@ mod support;
 
 use jiffy_wire::api::{ErrorKind, RunVm};
 use std::process::Output;
-use support::{FakeNode, stderr};
+use support::{FakeNode, stderr, vm};
 
 /// Runs `jiffy run` with these arguments.
 fn run(node: &FakeNode, arguments: &[&str]) -> Output {
@@ -52,4 +52,22 @@ fn an_empty_variable_counts_as_unset() {
         .env("JIFFY_MACHINE", "");
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+#[test]
+fn a_detached_run_refuses_a_timeline_that_it_would_not_write() {
+    let node = FakeNode::new(|_, peer| peer.json(200, &vm()));
+    for option in ["json", "perfetto", "table:t.txt", "deep:t.json"] {
+        let output = run(&node, &["-d", &format!("--timeline={option}"), "--", "x"]);
+        assert_eq!(output.status.code(), Some(125), "{option}");
+        let said = stderr(&output);
+        assert!(said.contains("`jiffy timeline VM`"), "{option}: {said}");
+    }
+    assert!(node.lines().is_empty(), "nothing was started");
+    for (option, deep) in [("--timeline", false), ("--timeline=deep", true)] {
+        let output = run(&node, &["-d", option, "--", "x"]);
+        assert_eq!(output.status.code(), Some(0), "{option}");
+        let asked: RunVm = node.requests().last().unwrap().json();
+        assert!(asked.vm.timeline && asked.vm.deep == deep, "{option}");
+    }
 }

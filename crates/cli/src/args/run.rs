@@ -219,7 +219,8 @@ pub struct Run {
     pub detach: bool,
     /// Write the timeline to stderr or to a file: table, json, perfetto;
     /// json:FILE. With deep: also what the monitor's threads did, and the exits by
-    /// reason; deep:FILE writes a file for ui.perfetto.dev
+    /// reason; deep:FILE writes a file for ui.perfetto.dev. With --detach only --timeline
+    /// and --timeline=deep: they record it for `jiffy timeline`
     #[arg(
         long,
         value_name = "FORMAT[:FILE]",

@@ -5,7 +5,9 @@ use super::command::{command, stdio};
 use super::context::{show, show_json};
 use crate::args::image::PullWhen;
 use crate::args::network::NetworkOptions;
-use crate::args::{Create, JsonFormat, KernelChoice, Run, TimelineOutput, VmOptions};
+use crate::args::{
+    Create, JsonFormat, KernelChoice, Run, TimelineFormat, TimelineOutput, VmOptions,
+};
 use crate::client::{Client, vm_path};
 use crate::failure::{Failure, Outcome, Result, report};
 use crate::place::machine::shared_path;
@@ -25,6 +27,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// `jiffy run`
 pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
+    check_options(&run)?;
     let captured = run.format == Some(JsonFormat::Json) && !run.detach;
     let found = context.node()?;
     let client = found.client;
@@ -143,6 +146,20 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     }
     let shown = finish(&client, &id, captured.then_some(&output), timeline, &result).await;
     shown.and(result)
+}
+
+/// Refuses options that would have no effect, before a node is started for them.
+fn check_options(run: &Run) -> Result<()> {
+    if let Some(shown) = &run.timeline
+        && run.detach
+        && (shown.file.is_some() || shown.format != TimelineFormat::Table)
+    {
+        return Err(Failure::new(
+            "with --detach the timeline is recorded but not written: `jiffy timeline VM` shows it",
+        )
+        .hint("write --timeline or --timeline=deep, without a format or a file"));
+    }
+    Ok(())
 }
 
 /// Forwards the ports of a new VM to the machine before the VM is created, so that a port that this
