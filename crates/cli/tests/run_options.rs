@@ -4,7 +4,7 @@ mod support;
 
 use jiffy_wire::api::{ErrorKind, RunVm};
 use std::process::Output;
-use support::{FakeNode, stderr, vm};
+use support::{FakeNode, snapshot, stderr, vm};
 
 /// Runs `jiffy run` with these arguments.
 fn run(node: &FakeNode, arguments: &[&str]) -> Output {
@@ -70,4 +70,26 @@ fn a_detached_run_refuses_a_timeline_that_it_would_not_write() {
         let asked: RunVm = node.requests().last().unwrap().json();
         assert!(asked.vm.timeline && asked.vm.deep == deep, "{option}");
     }
+}
+
+#[test]
+fn options_of_a_command_need_a_command_beside_the_captured_one() {
+    let node = FakeNode::new(|_, peer| peer.json(200, &snapshot(Some(&["sleep", "9"]))));
+    let options: [&[&str]; 4] = [
+        &["-e", "A=1"],
+        &["-w", "/srv"],
+        &["--user", "1"],
+        &["-d", "-u", "1"],
+    ];
+    for given in options {
+        let output = run(&node, &[&["--from", "ready"], given].concat());
+        assert_eq!(output.status.code(), Some(125), "{given:?}");
+        let said = stderr(&output);
+        assert!(said.contains("hint: give a command"), "{given:?}: {said}");
+    }
+    assert!(node.lines().is_empty(), "nothing was asked");
+    let output = run(&node, &["--from", "ready", "-t"]);
+    assert_eq!(output.status.code(), Some(125));
+    let said = stderr(&output);
+    assert!(said.contains("without a terminal"), "{said}");
 }

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
-use support::{FakeNode, TIMEOUT, VM_ID, eventually, is_session, queued, snapshot, vm};
+use support::{FakeNode, Peer, TIMEOUT, VM_ID, eventually, is_session, queued, snapshot, vm};
 
 /// Both ends of a pseudo-terminal.
 struct Terminal {
@@ -286,6 +286,68 @@ fn no_tty_and_a_pipe_mean_no_terminal() {
     assert!(command.tty.is_none());
     assert!(!command.stdin, "without -i, the terminal is not stdin");
     terminal.type_keys(b"x");
+}
+
+/// A node with a snapshot in which a command runs; `play` is the command after its prompt.
+fn captured(tty: bool, play: impl Fn(&mut Peer) + Send + Sync + 'static) -> FakeNode {
+    FakeNode::new(move |request, peer| {
+        if !is_session(request) {
+            let mut snapshot = snapshot(Some(&["sh"]));
+            snapshot.tty = tty;
+            return peer.json(200, &snapshot);
+        }
+        peer.upgrade();
+        peer.output(Stream::Stdout, b"$");
+        play(peer);
+    })
+}
+
+#[test]
+fn no_tty_keeps_a_captured_command_from_the_terminal() {
+    let mut terminal = Terminal::new(24, 80);
+    let node = captured(true, |peer| match peer.receive() {
+        Some(ExecInput::Signal(signal)) => {
+            peer.send(&ExecOutput::Exited(ExitStatus::Signal(signal)))
+        }
+        other => panic!("{other:?} came from the terminal"),
+    });
+    let mut jiffy = node.jiffy();
+    jiffy.args(["run", "-T", "--from", "ready"]);
+    let mut child = terminal.spawn(&jiffy);
+    terminal.type_keys(b"x\n");
+    terminal.shows("$");
+    assert!(!terminal.is_raw());
+    std::thread::sleep(Duration::from_millis(100));
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn a_run_from_a_snapshot_in_the_background_is_not_stopped() {
+    let mut terminal = Terminal::new(24, 80);
+    let node = captured(false, |peer| {
+        // Long enough for a read of the terminal, which would stop it.
+        std::thread::sleep(Duration::from_millis(300));
+        peer.exit(7);
+    });
+    terminal.type_keys(b"x\n");
+    let jiffy = node.jiffy();
+    let mut shell = Command::new("sh");
+    let job = "set -m; \"$0\" run --from ready & wait $!";
+    shell.args(["-c", job]).arg(jiffy.get_program());
+    for (name, value) in jiffy.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let mut child = terminal.spawn(&shell);
+    let mut ended = None;
+    eventually("it ends", || {
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(ended.unwrap().code(), Some(7));
 }
 
 /// A node whose `run` waits in the queue: at place 3, at place 1 after the first message, and is

@@ -6,7 +6,8 @@ use super::context::{show, show_json};
 use crate::args::image::PullWhen;
 use crate::args::network::NetworkOptions;
 use crate::args::{
-    Create, JsonFormat, KernelChoice, Run, TimelineFormat, TimelineOutput, VmOptions,
+    CommandOptions, Create, JsonFormat, KernelChoice, Run, TimelineFormat, TimelineOutput,
+    VmOptions,
 };
 use crate::client::{Client, vm_path};
 use crate::failure::{Failure, Outcome, Result, report};
@@ -38,28 +39,11 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         let snapshot = super::image::snapshot(&client, from, run.vm.pull, key);
         run.from = Some(snapshot.await?);
     }
-    // Whether a captured command runs on a terminal was decided when it was started.
     let joins = match &run.from {
         Some(name) if run.argv.is_empty() && !run.detach => Some(joined(&client, name).await?),
         _ => None,
     };
-    let stdio = match (run.detach, captured) {
-        (false, false) if joins.is_some() => Stdio {
-            stdin: true,
-            tty: joins == Some(true) && session::foreground_terminals(),
-        },
-        // For a later `jiffy attach`.
-        (true, _) => Stdio {
-            stdin: run.stdio.interactive,
-            tty: run.stdio.tty,
-        },
-        // Output is collected for JSON, so there is no terminal.
-        (_, true) => Stdio {
-            stdin: run.stdio.interactive || !session::on_terminal(),
-            tty: false,
-        },
-        _ => stdio(&run.stdio),
-    };
+    let stdio = stdio_of(&run, captured, joins)?;
     let mut vm = vm_from(context, &client, run.vm).await?;
     vm.cold = run.from.is_none() && (run.cold || cold_by_environment());
     vm.from = run.from;
@@ -159,7 +143,50 @@ fn check_options(run: &Run) -> Result<()> {
         )
         .hint("write --timeline or --timeline=deep, without a format or a file"));
     }
-    Ok(())
+    let joins_captured = run.from.is_some() && run.argv.is_empty();
+    let CommandOptions { env, workdir, user } = &run.command;
+    let given = [
+        (!env.is_empty(), "--env"),
+        (workdir.is_some(), "--workdir"),
+        (user.is_some(), "--user"),
+    ];
+    match given.iter().find(|(given, _)| *given && joins_captured) {
+        Some((_, option)) => Err(Failure::new(format!(
+            "{option} has no effect on the command of a snapshot, which runs already"
+        ))
+        .hint("give a command, which replaces it")),
+        None => Ok(()),
+    }
+}
+
+/// How the command is connected. `captured`: its output is collected for JSON. `joins`: it is the
+/// command of a snapshot, and whether that runs on a terminal, which was decided at its start.
+fn stdio_of(run: &Run, captured: bool, joins: Option<bool>) -> Result<Stdio> {
+    if run.stdio.tty && joins == Some(false) {
+        return Err(Failure::new(
+            "--tty has no effect: the command of the snapshot runs without a terminal",
+        )
+        .hint("give a command, which replaces it"));
+    }
+    Ok(match (run.detach, captured) {
+        // For a later `jiffy attach`.
+        (true, _) => Stdio {
+            stdin: run.stdio.interactive,
+            tty: run.stdio.tty,
+        },
+        // There is no terminal.
+        (_, true) => Stdio {
+            stdin: run.stdio.interactive || !session::on_terminal(),
+            tty: false,
+        },
+        _ => {
+            let found = stdio(&run.stdio);
+            Stdio {
+                tty: found.tty && joins != Some(false),
+                ..found
+            }
+        }
+    })
 }
 
 /// Forwards the ports of a new VM to the machine before the VM is created, so that a port that this
