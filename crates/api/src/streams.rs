@@ -48,7 +48,7 @@ pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Res
     if wanted.detach {
         let (vm, cursor) = on_behalf_of(caller, node.run(wanted.vm)).await?;
         drop(cursor);
-        return Ok(Json(node.started(&vm).await?).into_response());
+        return Ok(Json(node.command_started(&vm).await?).into_response());
     }
     let stream = stream?;
     if wanted.vm.no_command == NoCommand::Wait {

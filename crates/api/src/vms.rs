@@ -121,7 +121,7 @@ pub(super) async fn start(
         let start = async move { node.start(&vm, received).await };
         on_behalf_of(caller, run_to_completion(start)).await?;
     }
-    Ok(Json(node.started(&vm).await?))
+    Ok(Json(node.command_started(&vm).await?))
 }
 
 #[derive(Deserialize)]

@@ -22,6 +22,8 @@ pub struct Failure {
 pub enum Kind {
     /// The node returned an error.
     Api(jiffy_wire::api::ErrorKind),
+    /// The first command of a VM could not be started: its exit status for the shell.
+    NotStarted(u8),
     /// No node answers.
     Unreachable,
     /// The reader of stdout has closed it (EPIPE).
@@ -81,7 +83,9 @@ impl From<ApiError> for Failure {
         Failure {
             message: error.message,
             hint: error.hint,
-            kind: Kind::Api(error.kind),
+            kind: error
+                .exit_code
+                .map_or(Kind::Api(error.kind), Kind::NotStarted),
         }
     }
 }
@@ -152,7 +156,10 @@ pub fn conclude(result: Result<Outcome>) -> u8 {
         Err(failure) if failure.kind == Kind::BrokenPipe => READER_GONE,
         Err(failure) => {
             failure.report();
-            OWN_FAILURE
+            match failure.kind {
+                Kind::NotStarted(status) => status,
+                _ => OWN_FAILURE,
+            }
         }
     }
 }

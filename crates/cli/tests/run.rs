@@ -936,6 +936,7 @@ fn the_image_signature_is_verified_before_the_run() {
             message: "It is not signed by this key.".into(),
             hint: None,
             retry_after_s: None,
+            exit_code: None,
         });
         let line = serde_json::to_string(&said).unwrap();
         let answer = format!(

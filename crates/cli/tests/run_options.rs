@@ -2,7 +2,7 @@
 
 mod support;
 
-use jiffy_wire::api::{ErrorKind, RunVm};
+use jiffy_wire::api::{ApiError, ErrorKind, RunVm};
 use std::process::Output;
 use support::{FakeNode, snapshot, stderr, vm};
 
@@ -52,6 +52,25 @@ fn an_empty_variable_counts_as_unset() {
         .env("JIFFY_MACHINE", "");
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+#[test]
+fn a_detached_run_whose_command_can_not_be_started_ends_as_a_shell_does() {
+    for code in [125, 126, 127] {
+        let node = FakeNode::new(move |_, peer| {
+            let error = ApiError {
+                kind: ErrorKind::VmFailed,
+                message: "nope: no such program".into(),
+                hint: None,
+                retry_after_s: None,
+                exit_code: Some(code),
+            };
+            peer.json(error.status(), &error);
+        });
+        let output = run(&node, &["-d", "--", "nope"]);
+        assert_eq!(output.status.code(), Some(code.into()));
+        assert_eq!(stderr(&output), "jiffy: nope: no such program\n");
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ impl Error {
             message: message.into(),
             hint: None,
             retry_after_s: None,
+            exit_code: None,
         })
     }
 

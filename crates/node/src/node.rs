@@ -43,6 +43,8 @@ use tracing::{info, warn};
 
 /// How long a new VM waits for a name whose holder is being removed.
 const NAME_TIME: Duration = Duration::from_secs(10);
+/// How long a guest that is ready has to report its first command; it does so at once.
+const REPORT_TIME: Duration = Duration::from_secs(10);
 /// How long VMs' tasks have to save unsaved state when the daemon ends.
 const FLUSH_TIME: Duration = Duration::from_secs(5);
 
@@ -424,6 +426,17 @@ impl Node {
         handles
     }
 
+    /// As [`Node::started`], and until the guest has reported whether the first command was started.
+    pub async fn command_started(&self, vm: &VmHandle) -> Result<Vm> {
+        if vm.spec.command.is_some() {
+            vm.when(|view| view.vm.state != VmState::Starting).await;
+            let reported = vm
+                .when(|view| view.main != MainState::Pending || view.vm.state != VmState::Running);
+            let _ = tokio::time::timeout(REPORT_TIME, reported).await;
+        }
+        self.started(vm).await
+    }
+
     /// Waits until a VM that was started is ready or has ended, and its record is saved; an
     /// abnormal end is an error.
     pub async fn started(&self, vm: &VmHandle) -> Result<Vm> {
@@ -433,20 +446,18 @@ impl Node {
                 matches!(view.vm.state, Running | Paused | Exited | Hibernated)
             })
             .await;
-        let failed = match (&view.failure, &view.main) {
+        match (&view.failure, &view.main) {
             (Some(failure), _) if !view.is_active() => {
-                Some((failure.message.clone(), failure.hint.clone()))
-            }
-            (_, MainState::Ended(MainEnd::Failed(error))) => Some((error.message.clone(), None)),
-            _ => None,
-        };
-        match failed {
-            Some((message, hint)) => {
-                let mut error = Error::vm_failed(message);
-                error.0.hint = hint;
+                let mut error = Error::vm_failed(failure.message.clone());
+                error.0.hint = failure.hint.clone();
                 Err(error)
             }
-            None => {
+            (_, MainState::Ended(MainEnd::Failed(failed))) => {
+                let mut error = Error::vm_failed(failed.message.clone());
+                error.0.exit_code = u8::try_from(failed.kind.exit_code()).ok();
+                Err(error)
+            }
+            _ => {
                 if !view.removed && !vm.spec.remove {
                     vm.ask(Command::Save).await??;
                 }

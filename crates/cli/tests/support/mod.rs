@@ -225,6 +225,7 @@ impl Peer {
             message: message.to_owned(),
             hint: hint.map(str::to_owned),
             retry_after_s: None,
+            exit_code: None,
         };
         self.json(kind.status(), &error);
     }

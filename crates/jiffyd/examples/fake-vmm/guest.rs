@@ -302,7 +302,7 @@ impl Vm {
             )?;
         }
         send(&mut stream, &FromGuest::Ready)?;
-        if self.script.redials && attempt > 0 {
+        if self.script.slow_report || (self.script.redials && attempt > 0) {
             thread::sleep(SLOW);
         }
         let over = self.report_main(&mut stream, attempt);

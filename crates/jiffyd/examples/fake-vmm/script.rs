@@ -57,6 +57,8 @@ pub struct Script {
     /// still arrives. It loses the second connection after its command's end is stored, before it
     /// is told, and is slow on the next.
     pub redials: bool,
+    /// The guest is ready a while before it reports its command.
+    pub slow_report: bool,
     /// The VMM refuses twice to resume the vCPUs.
     pub resume_fails: bool,
     /// The guest reports 100 MiB of available memory, 20 of them free.
@@ -100,6 +102,7 @@ impl Script {
                 Some("end-at-pause") => script.end_at_pause = true,
                 Some("resume-fails") => script.resume_fails = true,
                 Some("redials") => script.redials = true,
+                Some("slow-report") => script.slow_report = true,
                 Some("caches") => script.caches = true,
                 Some("spare-memory") => script.spare_memory = true,
                 Some("busy") => script.busy = true,

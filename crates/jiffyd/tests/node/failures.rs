@@ -40,6 +40,25 @@ fn every_client_hears_why_the_vmm_could_not_build_the_vm() {
 }
 
 #[test]
+fn a_detached_run_says_why_its_command_could_not_be_started() {
+    let daemon = Daemon::start();
+    for (program, code) in [("/no/such/program", 127), ("/dev/null", 126)] {
+        for how in ["slow-report", "held-capture"] {
+            let asked = bad_vm(how, Some(command(&[program])));
+            let error = daemon.run_detached(asked).error(ErrorKind::VmFailed);
+            assert_eq!(error.exit_code, Some(code), "{how}: {}", error.message);
+            assert!(error.message.contains(program), "{}", error.message);
+        }
+    }
+    daemon.create(&named(
+        "bad",
+        bad_vm("slow-report", Some(command(&["/no/x"]))),
+    ));
+    let answer = daemon.post("/v1/vms/bad/start", b"");
+    assert_eq!(answer.error(ErrorKind::VmFailed).exit_code, Some(127));
+}
+
+#[test]
 fn a_guest_that_never_gets_ready_is_ended() {
     let daemon = Daemon::with(&["--start-timeout", "1"]);
     daemon.create(&named("mute", bad_vm("mute", None)));

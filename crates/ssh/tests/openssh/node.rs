@@ -205,6 +205,7 @@ impl Paths {
                 message: format!("There is no VM {name:?}."),
                 hint: None,
                 retry_after_s: None,
+                exit_code: None,
             };
             return respond(&mut client, 404, &serde_json::to_value(error)?);
         };

@@ -16,6 +16,10 @@ pub struct ApiError {
     /// The status is then 503, and the answer has the header `Retry-After`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u32>,
+    /// The VM's first command could not be started: the exit status that a shell gives then, 127
+    /// (not found), 126 (not executable) or 125.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<u8>,
 }
 
 impl ApiError {
