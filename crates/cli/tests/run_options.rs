@@ -2,9 +2,11 @@
 
 mod support;
 
+use jiffy_wire::agent::{ExecInput, Stream};
 use jiffy_wire::api::{ApiError, ErrorKind, RunVm};
+use std::fs::OpenOptions;
 use std::process::Output;
-use support::{FakeNode, snapshot, stderr, vm};
+use support::{FakeNode, VM_ID, snapshot, stderr, vm};
 
 /// Runs `jiffy run` with these arguments.
 fn run(node: &FakeNode, arguments: &[&str]) -> Output {
@@ -71,6 +73,37 @@ fn a_detached_run_whose_command_can_not_be_started_ends_as_a_shell_does() {
         assert_eq!(output.status.code(), Some(code.into()));
         assert_eq!(stderr(&output), "jiffy: nope: no such program\n");
     }
+}
+
+#[test]
+fn a_full_stdout_ends_the_vm_unless_leaving_keeps_it() {
+    let node = FakeNode::playing(|peer| {
+        peer.output(Stream::Stdout, b"more than fits\n");
+        while peer.receive::<ExecInput>().is_some() {}
+    });
+    let said = |arguments: &[&str]| {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = node.jiffy().args(arguments).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(125), "{arguments:?}");
+        stderr(&output)
+    };
+    let failure = "jiffy: stdout can't be written: No space left on device\n";
+    let ended = format!("{failure}  hint: the VM {VM_ID} was ended\n");
+    assert_eq!(said(&["run", "--", "yes"]), ended);
+    let kill = format!("POST /v1/vms/{VM_ID}/kill");
+    assert_eq!(node.lines(), ["POST /v1/run", &kill]);
+    let attached = said(&["attach", "web"]);
+    assert!(
+        attached.contains(&format!("`jiffy attach {VM_ID}`")),
+        "{attached}"
+    );
+    assert_eq!(said(&["exec", "web", "yes"]), failure);
+    assert_eq!(node.lines().iter().filter(|line| **line == kill).count(), 1);
+    let node = FakeNode::new(|_, peer| peer.json(200, &vm()));
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let detached = node.jiffy().args(["run", "-d"]).stdout(full).output();
+    let kept = format!("{failure}  hint: the VM {VM_ID} keeps running\n");
+    assert_eq!(stderr(&detached.unwrap()), kept);
 }
 
 #[test]

@@ -87,7 +87,7 @@ pub async fn run(
             })
         }
         Ok(Err(left)) => leave(client, vm.as_deref(), leaving, left).await,
-        Err(failure) => Err(with_vm_hint(failure, vm.as_deref())),
+        Err(failure) => Err(broken(client, vm.as_deref(), leaving, failure).await),
     }
 }
 
@@ -113,13 +113,10 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
             Ok(Outcome::Done)
         }
         (Left::GaveUp(signal), Some(vm)) if leaving == Leaving::EndsVm => {
-            let path = vm_path(vm, "/kill");
-            let killed = tokio::time::timeout(KILL_TIMEOUT, client.post::<Vm>(&path)).await;
-            match killed {
-                Ok(Ok(_)) => crate::failure::report(&format!("ended {vm}"), None),
-                // With --rm it may be removed already.
-                Ok(Err(failure)) if failure.is_not_found() => {}
-                _ => crate::failure::report(
+            match end(client, vm).await {
+                Ended::Now => crate::failure::report(&format!("ended {vm}"), None),
+                Ended::Before => {}
+                Ended::Perhaps => crate::failure::report(
                     &format!("{vm} may still be running"),
                     Some(&format!("`jiffy kill {vm}` ends it")),
                 ),
@@ -130,11 +127,47 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
     }
 }
 
-/// The error of a broken connection, with a hint about the VM.
-fn with_vm_hint(failure: Failure, vm: Option<&str>) -> Failure {
-    if failure.kind != Kind::Unreachable {
-        return failure;
+/// Whether a VM was ended.
+enum Ended {
+    Now,
+    /// With --rm it may be removed already.
+    Before,
+    Perhaps,
+}
+
+/// Ends a VM whose user has left.
+async fn end(client: &Client, vm: &str) -> Ended {
+    let path = vm_path(vm, "/kill");
+    match tokio::time::timeout(KILL_TIMEOUT, client.post::<Vm>(&path)).await {
+        Ok(Ok(_)) => Ended::Now,
+        Ok(Err(failure)) if failure.is_not_found() => Ended::Before,
+        _ => Ended::Perhaps,
     }
+}
+
+/// A failure that ended the session, with a hint about the VM. If leaving ends the VM, so does a
+/// failure of this side: its stdout is full, for example.
+async fn broken(client: &Client, vm: Option<&str>, leaving: Leaving, failure: Failure) -> Failure {
+    if failure.kind == Kind::Unreachable {
+        return lost(vm);
+    }
+    match (leaving, vm) {
+        (Leaving::EndsVm, Some(vm)) => match end(client, vm).await {
+            Ended::Now => failure.hint(format!("the VM {vm} was ended")),
+            Ended::Before => failure,
+            Ended::Perhaps => failure.hint(format!(
+                "the VM may still be running: `jiffy kill {vm}` ends it"
+            )),
+        },
+        (Leaving::LeavesIt, Some(vm)) => failure.hint(format!(
+            "the VM keeps running: `jiffy attach {vm}` connects to it again"
+        )),
+        (Leaving::HangsUp, _) | (_, None) => failure,
+    }
+}
+
+/// The error of a lost connection, with a hint about the VM.
+fn lost(vm: Option<&str>) -> Failure {
     let lost = Failure::new("the connection to jiffyd was lost while the command ran")
         .kind(Kind::Unreachable);
     match vm {

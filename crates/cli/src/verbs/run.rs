@@ -222,7 +222,8 @@ fn detached(vm: &Vm, format: Option<JsonFormat>) -> Result<Outcome> {
     for warning in &vm.warnings {
         report(warning, None);
     }
-    show_vm(vm, format)?;
+    show_vm(vm, format)
+        .map_err(|failure| failure.hint(format!("the VM {} keeps running", vm.id)))?;
     Ok(Outcome::Done)
 }
 
