@@ -125,6 +125,23 @@ fn a_detached_run_refuses_a_timeline_that_it_would_not_write() {
 }
 
 #[test]
+fn the_network_of_the_environment_is_not_for_a_vm_from_a_snapshot() {
+    let node = FakeNode::playing(|peer| peer.exit(0));
+    let network = |arguments: &[&str]| {
+        let mut command = node.jiffy();
+        command.arg("run").args(arguments);
+        command.env("JIFFY_NETWORK", "none").output().unwrap();
+        let asked: RunVm = node.requests().pop().unwrap().json();
+        asked.vm.network.name
+    };
+    let named = |name: &str| Some(name.to_owned());
+    assert_eq!(network(&["--", "x"]), named("none"));
+    assert_eq!(network(&["--from", "one", "--", "x"]), None);
+    let chosen = ["--network", "lab", "--from", "one", "--", "x"];
+    assert_eq!(network(&chosen), named("lab"));
+}
+
+#[test]
 fn options_of_a_command_need_a_command_beside_the_captured_one() {
     let node = FakeNode::new(|_, peer| peer.json(200, &snapshot(Some(&["sleep", "9"]))));
     let options: [&[&str]; 4] = [

@@ -1,6 +1,7 @@
 //! From the words of a command line to the verb: what clap can't decide.
 
 use super::{Cli, Later, Verb};
+use clap::parser::ValueSource;
 use clap::{CommandFactory, Error, FromArgMatches};
 use std::ffi::OsString;
 
@@ -16,10 +17,25 @@ impl Cli {
     pub(super) fn of(words: &[OsString]) -> Result<Cli, Error> {
         let mut command = Cli::command();
         let mut matches = command.try_get_matches_from_mut(words)?;
+        let network_by_environment = matches.subcommand().is_some_and(|(verb, options)| {
+            verb == "run" && options.value_source("network") == Some(ValueSource::EnvVariable)
+        });
         let mut cli =
             Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?;
+        if network_by_environment {
+            cli.keep_network_of_snapshot();
+        }
         cli.take_image(words);
         Ok(cli)
+    }
+
+    /// `JIFFY_NETWORK` is for VMs that boot: one from a snapshot has the network of that.
+    fn keep_network_of_snapshot(&mut self) {
+        if let Verb::Run(Later(run)) = &mut self.verb
+            && run.from.is_some()
+        {
+            run.vm.network.network = None;
+        }
     }
 
     /// Takes the image from the words after the options of `run` and `create`: it is
