@@ -72,6 +72,12 @@ impl Failure {
         self.kind == Kind::Api(jiffy_wire::api::ErrorKind::NotFound)
     }
 
+    /// Whether the node refuses a name: nothing has it, or it can't be one.
+    pub fn is_about_a_name(&self) -> bool {
+        use jiffy_wire::api::ErrorKind::{Invalid, NotFound};
+        matches!(self.kind, Kind::Api(Invalid | NotFound))
+    }
+
     /// Writes `jiffy: sentence` and the hint to stderr.
     pub fn report(&self) {
         report(&self.message, self.hint.as_deref());

@@ -40,6 +40,19 @@ fn a_missing_network_is_not_taken_for_a_missing_image() {
 }
 
 #[test]
+fn a_value_that_was_taken_for_the_image_is_named() {
+    for (kind, option, value) in [
+        (ErrorKind::NotFound, "--root-disk", "8G"),
+        (ErrorKind::Invalid, "--init", "/sbin/init"),
+    ] {
+        let node = FakeNode::new(move |_, peer| peer.error(kind, "There is no such image.", None));
+        let said = stderr(&run(&node, &[option, value, "debian", "date"]));
+        let hint = format!("of the option before it, write `{option}={value}`\n");
+        assert!(said.ends_with(&hint), "{said}");
+    }
+}
+
+#[test]
 fn an_empty_variable_counts_as_unset() {
     let node = FakeNode::playing(|peer| peer.exit(0));
     let mut command = node.jiffy();

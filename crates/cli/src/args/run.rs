@@ -45,6 +45,9 @@ pub struct VmOptions {
     /// The image was the first word after the options.
     #[arg(skip)]
     pub image_is_a_word: bool,
+    /// The image may have been meant as the value of the option before it: `--root-disk=8G`.
+    #[arg(skip)]
+    pub meant_as_value: Option<String>,
     /// When to ask the registry for the image
     #[arg(long, value_name = "WHEN", value_enum, default_value = "missing")]
     pub pull: image::PullWhen,

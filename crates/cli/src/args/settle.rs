@@ -1,9 +1,30 @@
 //! From the words of a command line to the verb: what clap can't decide.
 
-use super::{Cli, Later, Verb};
+use super::{Cli, HugePages, Later, Verb, mebibytes, run_timeline_output};
 use clap::parser::ValueSource;
-use clap::{CommandFactory, Error, FromArgMatches};
+use clap::{CommandFactory, Error, FromArgMatches, ValueEnum};
 use std::ffi::OsString;
+
+/// Whether a word may be the value of an option.
+type Fits = fn(&str) -> bool;
+
+/// Options of `run` and `create` whose value must follow an equals sign.
+pub(super) const WITH_EQUALS: [(&str, Fits); 4] = [
+    ("--huge-pages", |word| {
+        HugePages::from_str(word, false).is_ok()
+    }),
+    ("--init", |word| word.starts_with('/')),
+    ("--root-disk", |word| mebibytes(word).is_ok()),
+    ("--timeline", |word| run_timeline_output(word).is_ok()),
+];
+
+/// The option with the word after it as its value, if that may have been meant.
+fn joined(option: &str, word: &str) -> Option<String> {
+    WITH_EQUALS
+        .iter()
+        .any(|(known, fits)| *known == option && fits(word))
+        .then(|| format!("{option}={word}"))
+}
 
 impl Cli {
     /// This process's command line; exits with a usage error if it is not valid.
@@ -52,6 +73,8 @@ impl Cli {
         if escaped || vm.image.is_some() || argv.is_empty() {
             return;
         }
+        let option = before.map(|before| words[before].to_string_lossy());
+        vm.meant_as_value = option.and_then(|option| joined(&option, &argv[0]));
         vm.image = Some(argv.remove(0));
         vm.image_is_a_word = true;
         if argv.first().is_some_and(|word| word == "--") {

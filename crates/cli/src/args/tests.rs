@@ -442,6 +442,37 @@ fn deferred_definitions_keep_the_description_of_a_verb() {
 }
 
 #[test]
+fn a_value_without_its_equals_sign_is_recognised() {
+    let meant = |line: &str| run(line).vm.meant_as_value;
+    for (line, joined) in [
+        ("jiffy run --root-disk 8G debian date", "--root-disk=8G"),
+        ("jiffy run -q --init /sbin/init debian", "--init=/sbin/init"),
+        ("jiffy run --huge-pages 1G debian", "--huge-pages=1G"),
+        ("jiffy run --timeline json -- date", "--timeline=json"),
+    ] {
+        assert_eq!(meant(line).as_deref(), Some(joined), "{line}");
+    }
+    for line in [
+        "jiffy run --root-disk debian date",
+        "jiffy run --init debian",
+        "jiffy run --memory 256 8G",
+        "jiffy run --root-disk -- 8G",
+        "jiffy run --root-disk=8G 8G",
+    ] {
+        assert_eq!(meant(line), None, "{line}");
+    }
+    let mut built = Cli::command();
+    built.build();
+    let options = built.find_subcommand("run").unwrap().get_arguments();
+    let with_equals = options.filter(|option| option.is_require_equals_set());
+    let mut names: Vec<String> = with_equals
+        .map(|option| format!("--{}", option.get_long().unwrap()))
+        .collect();
+    names.sort();
+    assert_eq!(names, settle::WITH_EQUALS.map(|(name, _)| name));
+}
+
+#[test]
 fn options_of_fork_are_parsed_and_its_count_limited() {
     let Verb::Fork(Later(fork)) = parse("jiffy fork box -n 3 --name child --timeline=json").verb
     else {

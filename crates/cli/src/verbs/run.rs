@@ -233,6 +233,8 @@ struct ImageChoice {
     pull: PullWhen,
     /// Whether it was the first word, which may have been meant as a program.
     is_a_word: bool,
+    /// The option with the image as its value, if that may have been meant.
+    meant_as_value: Option<String>,
     /// The public key that must have signed it, PEM.
     key: Option<String>,
 }
@@ -248,8 +250,26 @@ impl ImageChoice {
         Ok(ImageChoice {
             pull: options.pull,
             is_a_word: options.image_is_a_word,
+            meant_as_value: options.meant_as_value.clone(),
             key: key.transpose()?,
         })
+    }
+
+    /// The failure to find this image, with a hint if it was a word that may not have been meant as
+    /// the image.
+    fn explain(&self, failure: Failure, image: &str) -> Failure {
+        if let Some(option) = &self.meant_as_value {
+            return failure.hint(format!(
+                "the first word is the image; if it is the value of the option before it, write `{option}`"
+            ));
+        }
+        let is_word = self.is_a_word && !image.contains(['/', ':', '@']);
+        match is_word && failure.is_not_found() {
+            true => failure.hint(format!(
+                "the first word is the image; to run a command in the image base, write `jiffy run -- {image} …`"
+            )),
+            false => failure,
+        }
     }
 
     /// With `--pull always`, pulls the image; with a key, has the node verify its signature.
@@ -282,25 +302,22 @@ async fn with_image<T>(
         Ok(answer) => return Ok(answer),
         Err(failure) => failure,
     };
-    let Some(image) = request.image.as_ref().filter(|_| failure.is_not_found()) else {
+    let Some(image) = request.image.as_ref().filter(|_| failure.is_about_a_name()) else {
         return Err(failure);
     };
     // The network or a volume may be what is missing.
     if !super::image::is_missing(client, image).await {
         return Err(failure);
     }
-    if choice.pull != PullWhen::Never && super::image::pull_missing(client, image).await? {
-        return ask().await;
+    if choice.pull == PullWhen::Never || !failure.is_not_found() {
+        return Err(choice.explain(failure, image));
     }
-    Err(match choice.is_a_word && !image.contains(['/', ':', '@']) {
-        true => {
-            let hint = format!(
-                "the first word is the image; to run a command in the image base, write `jiffy run -- {image} …`"
-            );
-            failure.hint(hint)
-        }
-        false => failure,
-    })
+    match super::image::pull_missing(client, image).await {
+        Ok(true) => ask().await,
+        Ok(false) => Err(choice.explain(failure, image)),
+        Err(failure) if choice.meant_as_value.is_some() => Err(choice.explain(failure, image)),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// `jiffy create`

@@ -84,11 +84,11 @@ pub async fn push(context: &Context, wanted: Push) -> Result<Outcome> {
     }
 }
 
-/// Whether the node says that it has no image of this name or reference.
+/// Whether the node says that it has no image of this name or reference, or that it is neither.
 pub async fn is_missing(client: &Client, image: &str) -> bool {
     get(client, image)
         .await
-        .is_err_and(|failure| failure.is_not_found())
+        .is_err_and(|failure| failure.is_about_a_name())
 }
 
 /// Pulls a missing image if its name is a reference. True if it was pulled.
