@@ -18,7 +18,7 @@ use jiffy_content::images::config;
 use jiffy_node::{Caller, Node, on_behalf_of};
 use jiffy_vmhost::activity::Use;
 use jiffy_vmhost::agent;
-use jiffy_vmhost::attach;
+use jiffy_vmhost::attach::{self, Role};
 use jiffy_vmhost::clients::Cursor;
 use jiffy_vmhost::follow::{Log, MAX_TAIL, Source};
 use jiffy_vmhost::handle::VmHandle;
@@ -65,7 +65,7 @@ pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Res
     let folder = node.folder(&vm);
     let mut response = switch(stream, move |stream| async move {
         let _attached = attached;
-        attach::serve(stream, &vm, &folder, cursor).await;
+        attach::serve(stream, &vm, &folder, cursor, Role::Writes).await;
     });
     if let Ok(id) = id {
         response.headers_mut().insert(VM_ID_HEADER, id);
@@ -73,12 +73,34 @@ pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Res
     Ok(response)
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AttachQuery {
+    stdin: Option<bool>,
+    priority: Option<Priority>,
+    wait_s: Option<u32>,
+}
+
+/// What the client does, and how the request waits.
+fn attach_query(uri: &Uri) -> Result<(Role, Caller)> {
+    let AttachQuery {
+        stdin,
+        priority,
+        wait_s,
+    } = query(uri)?;
+    let role = match stdin.unwrap_or(true) {
+        true => Role::Writes,
+        false => Role::Watches,
+    };
+    Ok((role, Caller::current().with(priority, wait_s)?))
+}
+
 pub(super) async fn attach(
     State(node): Shared,
     Path(vm): Path<String>,
     mut request: Request,
 ) -> Result<Response> {
-    let caller = WaitQuery::caller(request.uri())?;
+    let (role, caller) = attach_query(request.uri())?;
     let stream = upgrade(&mut request)?;
     let vm = node.find(&vm)?;
     if vm.spec.command.is_none() {
@@ -102,7 +124,7 @@ pub(super) async fn attach(
     let folder = node.folder(&vm);
     Ok(switch(stream, move |stream| async move {
         let _attached = attached;
-        attach::serve(stream, &vm, &folder, cursor).await;
+        attach::serve(stream, &vm, &folder, cursor, role).await;
     }))
 }
 

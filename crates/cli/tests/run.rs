@@ -210,6 +210,54 @@ fn signals_reach_the_command() {
     }
 }
 
+#[test]
+fn a_signal_ends_a_client_that_only_watches_and_is_not_forwarded() {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::USR1] {
+        let (received, messages) = mpsc::channel();
+        let received = std::sync::Mutex::new(received);
+        let node = FakeNode::playing(move |peer| {
+            peer.output(Stream::Stdout, b"ready\n");
+            let _ = received.lock().unwrap().send(peer.receive::<ExecInput>());
+        });
+        let mut child = node
+            .jiffy()
+            .args(["attach", "--no-stdin", "--wait", "5s", "web"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        until_ready(&mut child);
+        kill_process(pid(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(128 + signal.as_raw()));
+        assert_eq!(messages.recv_timeout(TIMEOUT).unwrap(), None);
+        assert_eq!(
+            node.session().line,
+            "POST /v1/vms/web/attach?stdin=false&wait_s=5"
+        );
+    }
+}
+
+#[test]
+fn a_closed_stdout_ends_a_client_that_only_watches() {
+    let (received, messages) = mpsc::channel();
+    let received = std::sync::Mutex::new(received);
+    let node = FakeNode::playing(move |peer| {
+        while peer.try_output(b"y\n") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let _ = received.lock().unwrap().send(peer.receive::<ExecInput>());
+    });
+    let mut child = node
+        .jiffy()
+        .args(["attach", "--no-stdin", "web"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 2];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 13));
+    assert_eq!(messages.recv_timeout(TIMEOUT).unwrap(), None);
+}
+
 /// A command that prints `ready` and ignores every signal.
 fn stubborn() -> FakeNode {
     FakeNode::playing(|peer| {

@@ -18,8 +18,17 @@ use tracing::debug;
 /// the last message.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// What a client of the first command does beside reading its output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It writes the command's input, which ends when it leaves.
+    Writes,
+    /// It sends no input, and the command's input outlives it.
+    Watches,
+}
+
 /// Serves one client until the command has ended or the client disconnects.
-pub async fn serve<S>(stream: S, vm: &VmHandle, folder: &Path, cursor: Cursor)
+pub async fn serve<S>(stream: S, vm: &VmHandle, folder: &Path, cursor: Cursor, role: Role)
 where
     S: AsyncRead + AsyncWrite,
 {
@@ -31,12 +40,14 @@ where
     };
     drop(cursor);
     match told {
-        Some(Ok(())) => close(input.into_inner(), output).await,
+        Some(Ok(())) => return close(input.into_inner(), output).await,
         Some(Err(error)) => {
             debug!(vm = %vm.name, %error, "an attached client disconnected");
-            leave(vm).await;
         }
-        None => leave(vm).await,
+        None => {}
+    }
+    if role == Role::Writes {
+        end_input(vm).await;
     }
 }
 
@@ -50,9 +61,9 @@ pub async fn close(mut input: impl AsyncRead + Unpin, mut output: impl AsyncWrit
     .await;
 }
 
-/// The client left before the command ended. A command with piped input gets end of file; one on
-/// a terminal continues.
-async fn leave(vm: &VmHandle) {
+/// The client that wrote the input left before the command ended. A command with piped input gets
+/// end of file; one on a terminal continues.
+async fn end_input(vm: &VmHandle) {
     let reads = vm
         .spec
         .command

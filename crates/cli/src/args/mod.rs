@@ -294,11 +294,16 @@ pub struct Wait {
     pub vms: Vec<String>,
 }
 
+const ATTACH_HELP: &str = "\
+Without --no-stdin, Ctrl-C and other signals are forwarded to the command, and its input ends when
+jiffy leaves. If the command is on a terminal, Ctrl-P Ctrl-Q detaches, and it keeps its input.";
+
 /// `jiffy attach`
 #[derive(Debug, Args)]
-#[command(after_long_help = "On a terminal, Ctrl-P Ctrl-Q detaches; the VM keeps running.")]
+#[command(after_long_help = ATTACH_HELP)]
 pub struct Attach {
-    /// Don't forward stdin
+    /// Only show the output: forward neither stdin nor signals, so that Ctrl-C leaves
+    /// the command and its input as they are
     #[arg(long)]
     pub no_stdin: bool,
     #[command(flatten)]

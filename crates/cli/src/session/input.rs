@@ -24,7 +24,7 @@ const DETACH_KEYS: [u8; 2] = [0x10, 0x11];
 pub enum Left {
     /// With the detach keys.
     Detached,
-    /// With this signal, twice or when it could not be sent.
+    /// With this signal, twice, or once if it could not be sent or is not forwarded.
     GaveUp(i32),
 }
 
@@ -36,6 +36,8 @@ pub struct Options<'a> {
     pub tty: bool,
     /// That terminal is this process's, and raw.
     pub raw: bool,
+    /// Forward signals; otherwise the first one leaves the session.
+    pub signals: bool,
     /// Whether to recognise the detach keys.
     pub detach_keys: bool,
     /// The VM whose first command this is: when stdin fills the connection, signals are
@@ -112,7 +114,11 @@ impl<'a> Input<'a> {
                     }
                 }
                 // The signal that the command would have got as the writer of that pipe.
-                Event::ReaderGone => self.send_signal(signals::PIPE),
+                Event::ReaderGone => {
+                    if let Some(left) = self.signal(signals::PIPE).await {
+                        return Ok(left);
+                    }
+                }
                 Event::Sent(Ok(count)) if count > 0 => self.sent(count),
                 Event::Sent(_) => self.close(),
                 Event::Stdin(Ok(0)) => {
@@ -134,7 +140,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Forwards a signal, or leaves at the second Ctrl-C.
+    /// Forwards a signal, or leaves at the second Ctrl-C; if none is forwarded, at the first signal.
     async fn signal(&mut self, signal: i32) -> Option<Left> {
         match signal {
             signals::WINDOW => self.resize(),
@@ -144,6 +150,7 @@ impl<'a> Input<'a> {
                     self.resize();
                 }
             }
+            _ if !self.options.signals => return Some(Left::GaveUp(signal)),
             _ => {
                 if signal == signals::INTERRUPT {
                     let now = Instant::now();

@@ -34,6 +34,8 @@ pub enum Leaving {
     EndsVm,
     /// The command continues, however the user leaves.
     LeavesIt,
+    /// As `LeavesIt`, and a signal leaves the session: none is forwarded.
+    Watches,
     /// The node ends it when the connection closes.
     HangsUp,
 }
@@ -64,6 +66,7 @@ pub async fn run(
             stdin: stdio.stdin,
             tty: stdio.tty,
             raw,
+            signals: leaving != Leaving::Watches,
             detach_keys: raw && leaving != Leaving::HangsUp,
             vm: vm.as_deref().filter(|_| leaving != Leaving::HangsUp),
             client,

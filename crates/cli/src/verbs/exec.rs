@@ -25,17 +25,28 @@ pub async fn exec(context: &Context, exec: Exec) -> Result<Outcome> {
 /// `jiffy attach`
 pub async fn attach(context: &Context, attach: Attach) -> Result<Outcome> {
     let client = context.client()?;
-    attach_to(&client, &attach.vm, !attach.no_stdin, &attach.time.query()).await
+    let (leaving, query) = match attach.no_stdin {
+        true => (Leaving::Watches, "?stdin=false"),
+        false => (Leaving::LeavesIt, ""),
+    };
+    let query = attach.time.after(query);
+    attach_to(&client, &attach.vm, !attach.no_stdin, leaving, &query).await
 }
 
-/// Connects to a VM's first command. The query says how long to wait.
-pub async fn attach_to(client: &Client, vm: &str, stdin: bool, query: &str) -> Result<Outcome> {
+/// Connects to a VM's first command, with this query.
+pub async fn attach_to(
+    client: &Client,
+    vm: &str,
+    stdin: bool,
+    leaving: Leaving,
+    query: &str,
+) -> Result<Outcome> {
     let tty = session::foreground_terminals() && has_terminal(client, vm).await?;
     let path = vm_path(vm, &format!("/attach{query}"));
     let mut upgraded = client.upgrade::<()>(&path, None).await?;
     upgraded.vm.get_or_insert_with(|| vm.to_owned());
     let stdio = Stdio { stdin, tty };
-    session::run(client, upgraded, stdio, Leaving::LeavesIt, None).await
+    session::run(client, upgraded, stdio, leaving, None).await
 }
 
 /// Does a VM's first command run on a terminal?

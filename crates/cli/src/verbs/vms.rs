@@ -2,12 +2,14 @@
 
 use super::Context;
 use super::context::{each, show, show_json};
+use super::exec::attach_to;
 use super::run::memory_mib;
 use crate::args::update::Update;
 use crate::args::{Inspect, Kill, ListFormat, Ps, Rm, Start, Stop, Wait};
 use crate::client::vm_path;
 use crate::failure::{Failure, Outcome, Result, report_all};
 use crate::render::now;
+use crate::session::Leaving;
 use jiffy_wire::api::{Limits, Vm, VmState};
 use jiffy_wire::text::list::{self, List};
 
@@ -79,7 +81,7 @@ pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
         waiting.post::<Vm>(&vm_path(vm, &order)).await?;
         // When it was stopped, its ports were closed.
         context.forward_ports_after(&client, None).await;
-        return super::exec::attach_to(&client, vm, start.interactive, "").await;
+        return attach_to(&client, vm, start.interactive, Leaving::LeavesIt, "").await;
     }
     let act = async |vm: &str| {
         waiting.post::<Vm>(&vm_path(vm, &order)).await?;

@@ -252,6 +252,15 @@ impl Peer {
         }
     }
 
+    /// Sends output; whether the client is still there.
+    pub fn try_output(&mut self, data: &[u8]) -> bool {
+        let output = ExecOutput::Output {
+            stream: Stream::Stdout,
+            data: data.to_vec(),
+        };
+        self.stream.write_all(&to_vec(&output).unwrap()).is_ok()
+    }
+
     pub fn exit(&mut self, code: i32) {
         self.send(&ExecOutput::Exited(ExitStatus::Code(code)));
     }

@@ -272,6 +272,26 @@ fn a_client_that_vanishes_ends_the_input_of_a_command_that_reads() {
 }
 
 #[test]
+fn a_client_that_only_watches_leaves_the_commands_input_open() {
+    let daemon = Daemon::start();
+    let mut cat = shell("echo go; cat");
+    cat.stdin = true;
+    let mut writer = daemon.run(vm(cat));
+    let id = id_of(&writer);
+    let mut watcher = daemon
+        .stream(&format!("/v1/vms/{id}/attach?stdin=false"), b"")
+        .unwrap();
+    watcher.until("go\n");
+    drop(watcher);
+    // The end of input would have come by then.
+    std::thread::sleep(Duration::from_millis(500));
+    writer.input(b"still read\n");
+    writer.until("go\nstill read\n");
+    writer.send(&ExecInput::StdinClosed);
+    assert_eq!(writer.finish().status(), ExitStatus::Code(0));
+}
+
+#[test]
 fn exec_runs_beside_the_first_command() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
