@@ -212,6 +212,11 @@ pub fn check_command(command: &Command) -> Result<()> {
     if command.argv.first().is_none_or(String::is_empty) {
         return Err(Error::invalid("The command is empty."));
     }
+    check_settings(command)
+}
+
+/// Checks the words, environment, working directory and user of a command that may have no program.
+pub fn check_settings(command: &Command) -> Result<()> {
     let texts = || {
         let optional = command.cwd.iter().chain(&command.user);
         command.argv.iter().chain(&command.env).chain(optional)

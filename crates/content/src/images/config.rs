@@ -125,6 +125,25 @@ pub fn fill(command: &mut Command, config: &ImageConfig) {
     }
 }
 
+/// The image's configuration with a command's environment, working directory and user: those of the
+/// programs that run in the same VM later. The type of a terminal is not part of it.
+pub fn with_settings(config: &ImageConfig, command: &Command) -> ImageConfig {
+    let is_kept = |entry: &&String| command.tty.is_none() || !entry.starts_with("TERM=");
+    let mut settings = Command {
+        env: command.env.iter().filter(is_kept).cloned().collect(),
+        cwd: command.cwd.clone(),
+        user: command.user.clone(),
+        ..Command::default()
+    };
+    fill(&mut settings, config);
+    ImageConfig {
+        env: settings.env,
+        workdir: settings.cwd,
+        user: settings.user,
+        ..config.clone()
+    }
+}
+
 /// The signal that asks the image's command to end, if it is not SIGTERM.
 pub fn stop_signal(config: &ImageConfig) -> Option<i32> {
     let number = signal::number(config.stop_signal.as_deref()?)?;
@@ -223,6 +242,32 @@ mod tests {
         };
         fill(&mut empty, &config);
         assert_eq!((empty.cwd, empty.user), (None, None));
+    }
+
+    #[test]
+    fn later_programs_get_the_settings_of_a_command_but_not_its_terminal() {
+        let image = ImageConfig {
+            cmd: words("serve"),
+            env: words("PATH=/a A=1"),
+            workdir: Some("/srv".into()),
+            ..ImageConfig::default()
+        };
+        let mut command = Command {
+            env: words("A=2 TERM=xterm"),
+            user: Some("web".into()),
+            ..Command::default()
+        };
+        let kept = with_settings(&image, &command);
+        assert_eq!(kept.env, words("PATH=/a A=2 TERM=xterm"));
+        assert_eq!(kept.workdir.as_deref(), Some("/srv"));
+        assert_eq!(kept.user.as_deref(), Some("web"));
+        assert_eq!(kept.cmd, image.cmd);
+        command.tty = Some(jiffy_wire::agent::WindowSize {
+            rows: 24,
+            columns: 80,
+        });
+        assert_eq!(with_settings(&image, &command).env, words("PATH=/a A=2"));
+        assert_eq!(with_settings(&image, &Command::default()), image);
     }
 
     #[test]

@@ -5,10 +5,10 @@ use crate::daemon::{
 };
 use crate::images::configs;
 use jiffy_wire::agent::{
-    CopyDone, CopyEntry, CopyFrame, CopyKind, ExecInput, ExecOutput, ExitStatus, StartFailure,
-    WindowSize,
+    Command, CopyDone, CopyEntry, CopyFrame, CopyKind, ExecInput, ExecOutput, ExitStatus,
+    StartFailure, WindowSize,
 };
-use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, NoCommand, Vm, VmState};
 use std::fs;
 use std::time::Duration;
 
@@ -310,6 +310,39 @@ fn exec_runs_beside_the_first_command() {
     assert!(matches!(failed.end, Some(ExecOutput::Failed(_))));
     let killed = daemon.exec("host", &shell("kill -9 $$")).unwrap().finish();
     assert_eq!(killed.status(), ExitStatus::Signal(9));
+}
+
+#[test]
+fn exec_inherits_the_settings_of_its_vm() {
+    let daemon = Daemon::start();
+    let settings = |argv: &[&str]| Command {
+        argv: argv.iter().map(|word| (*word).to_owned()).collect(),
+        env: vec!["A=vm".into(), "B=vm".into()],
+        cwd: Some("/tmp".into()),
+        ..Command::default()
+    };
+    let print = Command {
+        env: vec!["B=exec".into()],
+        ..shell("echo $A $B $(pwd)")
+    };
+    // One waits for `exec`, the other has a command.
+    for (name, argv) in [("waits", &[][..]), ("works", &["sleep", "100"])] {
+        daemon
+            .run_detached(CreateVm {
+                name: Some(name.into()),
+                no_command: NoCommand::Wait,
+                ..vm(settings(argv))
+            })
+            .json::<Vm>();
+        let ran = daemon.exec(name, &print).unwrap().finish();
+        assert_eq!(ran.text(), "vm exec /tmp\n", "{name}");
+        let elsewhere = Command {
+            cwd: Some("/".into()),
+            ..print.clone()
+        };
+        let ran = daemon.exec(name, &elsewhere).unwrap().finish();
+        assert_eq!(ran.text(), "vm exec /\n", "{name}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ pub use network::inherited;
 
 use jiffy_content::checks::{
     MAX_COMMAND, check_command, check_cpus, check_folders, check_hostname, check_max_cpus,
-    check_max_memory, check_memory, check_volumes, mount_point,
+    check_max_memory, check_memory, check_settings, check_volumes, mount_point,
 };
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::base::BASE;
@@ -19,6 +19,7 @@ use jiffy_content::names;
 use jiffy_content::roots;
 use jiffy_sys::causes;
 use jiffy_vmhost::network::Network;
+use jiffy_wire::agent::Command;
 use jiffy_wire::api::{CreateVm, FolderUse, IdleAction, IdlePolicy, ImageConfig, Priority};
 use jiffy_wire::cpu::{Wanted, levels};
 use jiffy_wire::vmm::{DiskLimit, PageSize};
@@ -69,6 +70,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     if let Some(root_disk) = &wanted.root_disk {
         roots::check(root_disk)?;
     }
+    let config = config_with(image_config, wanted.command.as_ref())?;
     let command = config::first_command(
         wanted.command,
         wanted.entrypoint,
@@ -105,7 +107,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     check_owner(wanted.owner.as_deref())?;
     Ok(Spec {
         image: image.to_owned(),
-        config: image_config.clone(),
+        config,
         kernel,
         cpus,
         max_cpus: wanted.max_cpus.filter(|most| *most > cpus),
@@ -148,6 +150,7 @@ pub fn from_snapshot(
         names::check_vm(name)?;
     }
     let mut command = wanted.command;
+    let config = config_with(&manifest.spec.config, command.as_ref())?;
     if let Some(command) = &mut command {
         // The request's command replaces the captured one; the captured image's configuration fills
         // in the rest.
@@ -203,6 +206,7 @@ pub fn from_snapshot(
             .filter(|_| manifest.has_main())
     };
     Ok(Spec {
+        config,
         command: command.or_else(captured),
         remove: wanted.remove,
         hostname: wanted.hostname,
@@ -228,6 +232,21 @@ pub fn from_snapshot(
         priority: wanted.priority,
         ..manifest.spec.clone()
     })
+}
+
+/// The configuration that a VM keeps for `exec`: the image's, with the settings of the request's
+/// command, even if that has no program and the VM waits.
+fn config_with(image: &ImageConfig, command: Option<&Command>) -> Result<ImageConfig> {
+    let Some(command) = command else {
+        return Ok(image.clone());
+    };
+    check_settings(command)?;
+    let kept = config::with_settings(image, command);
+    config::check(&kept).map_err(|_| {
+        Error::invalid("The command's environment and the image's configuration are too large.")
+            .hint("Copy large data into the VM with `jiffy cp`.")
+    })?;
+    Ok(kept)
 }
 
 /// The folders of a VM from a snapshot: those that the request gives, in the order of the captured
@@ -366,7 +385,7 @@ fn check_init(init: &[String]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_wire::api::{ErrorKind, VolumeUse};
+    use jiffy_wire::api::{ErrorKind, NoCommand, VolumeUse};
 
     fn check(wanted: CreateVm) -> Result<Spec> {
         check_of(wanted, "base", &ImageConfig::default())
@@ -388,6 +407,25 @@ mod tests {
             (spec.image.as_str(), spec.kernel.as_str()),
             ("base", "base")
         );
+    }
+
+    #[test]
+    fn the_settings_of_a_vm_that_waits_are_checked() {
+        let waits = |env: &str| {
+            check(CreateVm {
+                command: Some(Command {
+                    env: vec![env.to_owned()],
+                    ..Command::default()
+                }),
+                no_command: NoCommand::Wait,
+                ..CreateVm::default()
+            })
+        };
+        let kept = waits("A=1").unwrap();
+        assert_eq!(kept.command, None);
+        assert_eq!(kept.config.env, ["A=1"]);
+        let error = waits("=1").unwrap_err().0;
+        assert!(error.message.contains("NAME=value"), "{}", error.message);
     }
 
     #[test]
