@@ -115,8 +115,12 @@ pub(super) async fn start(
     // ended.
     vm.hibernation_settled().await;
     vm.when(|view| view.vm.state != VmState::Stopping).await;
-    // As with `docker start`, a VM that runs already is no error.
-    if !vm.view.borrow().is_active() {
+    // As with `docker start`, a VM that runs already is no error, and a paused one is refused.
+    let runs = {
+        let view = vm.view.borrow();
+        view.is_active() && view.vm.state != VmState::Paused
+    };
+    if !runs {
         let (node, vm) = (Arc::clone(&node), Arc::clone(&vm));
         let start = async move { node.start(&vm, received).await };
         on_behalf_of(caller, run_to_completion(start)).await?;

@@ -538,12 +538,18 @@ impl Node {
         let name = &vm.name;
         Err(match view.vm.state {
             VmState::Stopping => Error::wrong_state(format!("The VM {name} is stopping.")),
-            VmState::Paused => Error::wrong_state(format!("The VM {name} is paused."))
-                .hint(format!("Resume it with `jiffy resume {name}`.")),
+            VmState::Paused => is_paused(vm),
             _ => Error::wrong_state(format!("The VM {name} does not run."))
                 .hint(format!("Start it with `jiffy start {name}`.")),
         })
     }
+}
+
+/// The error of an operation that a paused VM refuses.
+fn is_paused(vm: &VmHandle) -> Error {
+    let name = &vm.name;
+    Error::wrong_state(format!("The VM {name} is paused."))
+        .hint(format!("Resume it with `jiffy resume {name}`."))
 }
 
 fn is_starting_vm(vm: &VmHandle) -> bool {

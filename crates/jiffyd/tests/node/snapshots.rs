@@ -151,6 +151,11 @@ fn a_paused_vm_makes_no_progress_until_resumed() {
         .error(ErrorKind::WrongState);
     assert!(error.hint.unwrap().contains("jiffy resume box"));
     snapshot(&daemon, "box", "one", false).error(ErrorKind::WrongState);
+    for order in ["start", "wake"] {
+        let refused = daemon.post(&format!("/v1/vms/box/{order}"), b"");
+        let error = refused.error(ErrorKind::WrongState);
+        assert!(error.hint.unwrap().contains("jiffy resume box"), "{order}");
+    }
     // It stays paused across daemons.
     daemon.killed();
     daemon.up();

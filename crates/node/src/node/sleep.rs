@@ -4,7 +4,7 @@ use super::limits::current_spec;
 use super::operation::{Caller, Stopwatch, for_clients};
 use super::queue::another_waits;
 use super::snapshot::write;
-use super::{Node, balloon};
+use super::{Node, balloon, is_paused};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Root;
@@ -237,7 +237,8 @@ impl Node {
         match one.state {
             VmState::Hibernated => self.wake(&vm, &one, received_ns).await?,
             // As with `start`, waking a running VM is no error.
-            VmState::Starting | VmState::Running | VmState::Paused => {}
+            VmState::Starting | VmState::Running => {}
+            VmState::Paused => return Err(is_paused(&vm)),
             _ => {
                 return Err(Error::wrong_state(format!(
                     "The VM {} is not hibernated.",

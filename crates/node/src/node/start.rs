@@ -1,7 +1,7 @@
 //! Starts of VMs: looks up and holds what a VM needs, and hands it to its task.
 
 use super::limits::current_spec;
-use super::{NAME_TIME, Node};
+use super::{NAME_TIME, Node, is_paused};
 use crate::golden;
 use crate::spec;
 use jiffy_content::clock::monotonic_ns;
@@ -29,6 +29,7 @@ impl Node {
         let operation = self.operate_for_client(vm).await?;
         match operation.state {
             VmState::Hibernated => self.wake(vm, &operation, received_ns).await,
+            VmState::Paused => Err(is_paused(vm)),
             state if is_active(state) => Ok(()),
             _ => self.begin(vm, &operation, None, received_ns).await,
         }
