@@ -24,9 +24,18 @@ pub async fn ssh(context: &Context, ssh: Ssh) -> Result<Outcome> {
         return Err(Failure::new(format!("{} does not run", vm.name))
             .hint(format!("`jiffy start {}` starts it", vm.name)));
     }
+    if vm.state == VmState::Paused {
+        return Err(Failure::new(format!("{} is paused", vm.name))
+            .hint(format!("`jiffy resume {}` resumes it", vm.name)));
+    }
     let mut command = Command::new("ssh");
     let host = match ssh.address {
-        true => by_address(context, &vm, &mut command)?,
+        true => {
+            check_reachable(context)?;
+            // No connection to an address wakes a VM. One that runs may be falling asleep.
+            let wake = vm_path(&vm.id, &format!("/wake{}", ssh.time.query()));
+            by_address(context, &client.post(&wake).await?, &mut command)?
+        }
         false => {
             command.args(Settings::of(context, ssh.time)?.arguments());
             format!("{}{SUFFIX}", vm.name)
@@ -55,15 +64,19 @@ pub async fn ssh(context: &Context, ssh: Ssh) -> Result<Outcome> {
     })
 }
 
+fn check_reachable(context: &Context) -> Result<()> {
+    if !context.in_machine() {
+        return Ok(());
+    }
+    Err(
+        Failure::new("addresses of VMs in the machine are not reachable from this host")
+            .hint("leave --address out, or publish the port: `jiffy run -p 2222:22 …`"),
+    )
+}
+
 /// Adds the options for the VM's own SSH server, and returns its address. Its host key is learned
 /// at the first connection, under the VM's id: another VM may get the same address later.
 fn by_address(context: &Context, vm: &Vm, command: &mut Command) -> Result<String> {
-    if context.in_machine() {
-        return Err(Failure::new(
-            "addresses of VMs in the machine are not reachable from this host",
-        )
-        .hint("leave --address out, or publish the port: `jiffy run -p 2222:22 …`"));
-    }
     let network = vm.network.as_ref();
     let Some(address) = network.and_then(|network| network.addresses.first()) else {
         return Err(Failure::new(format!("{} has no address", vm.name))
