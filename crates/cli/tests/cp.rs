@@ -3,13 +3,14 @@
 mod support;
 
 use jiffy_wire::agent::{CopyDone, CopyEntry, CopyFrame, CopyKind};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Output, Stdio};
 use std::sync::{Arc, Mutex};
-use support::{FakeNode, stderr};
+use support::{FakeNode, eventually, stderr};
 
 fn entry(path: &str, kind: CopyKind, mode: u32) -> CopyFrame {
     CopyFrame::Entry(CopyEntry {
@@ -284,6 +285,32 @@ fn invalid_copy_streams_leave_no_partial_files() {
             .unwrap()
             .filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_file());
         assert_eq!(files.count(), 0, "{shown}");
+    }
+}
+
+#[test]
+fn an_interrupted_copy_leaves_no_partial_file() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let node = FakeNode::new(|_, peer| {
+            peer.upgrade();
+            peer.send(&file("", 9));
+            peer.send(&data(b"part"));
+            // Nothing more comes until jiffy has gone.
+            peer.receive::<CopyFrame>();
+        });
+        let out = node.folder.path().join("out");
+        fs::create_dir(&out).unwrap();
+        let mut child = node
+            .jiffy()
+            .current_dir(&out)
+            .args(["cp", "web:/x", "new"])
+            .spawn()
+            .unwrap();
+        let files = || fs::read_dir(&out).unwrap().count();
+        eventually("the copy has begun", || files() == 1);
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(128 + signal.as_raw()));
+        assert_eq!(files(), 0);
     }
 }
 

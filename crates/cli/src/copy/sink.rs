@@ -30,6 +30,13 @@ pub struct Goal {
     pub folder: bool,
 }
 
+impl Goal {
+    /// Whether a file is written into the target itself: a device or a pipe, which may block.
+    pub fn is_written_in_place(&self) -> bool {
+        is_special_file(&self.path)
+    }
+}
+
 /// Writes a copy.
 pub struct Sink {
     goal: Goal,
@@ -120,7 +127,7 @@ impl Sink {
         let goal = self.goal.clone();
         let is_folder = goal.path.is_dir();
         if let CopyKind::File(size) = entry.kind
-            && is_special_file(&goal.path)
+            && goal.is_written_in_place()
         {
             return self.begin_in_place(entry, size);
         }

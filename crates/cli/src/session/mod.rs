@@ -96,10 +96,20 @@ pub async fn run(
 
 /// Waits for a signal that ends a program. After a session none of them ends jiffy by itself.
 pub async fn asked_to_end() {
+    ending_signal().await;
+}
+
+/// As [`asked_to_end`]; returns the signal's number.
+pub async fn ending_signal() -> i32 {
     let Ok(mut signals) = signals::Signals::new() else {
         return std::future::pending().await;
     };
-    while !signals::ENDING.contains(&signals.next().await) {}
+    loop {
+        let signal = signals.next().await;
+        if signals::ENDING.contains(&signal) {
+            return signal;
+        }
+    }
 }
 
 /// The user has left before the command ended.

@@ -6,6 +6,7 @@ use crate::args::{Cp, Place};
 use crate::client::{Client, FrameReader, Upgraded, encoded, vm_path};
 use crate::copy::{Goal, Sink, TarReader, TarWriter, base_name, send_tree};
 use crate::failure::{Failure, Kind, Outcome, Result, report};
+use crate::session;
 use jiffy_wire::agent::{CopyDone, CopyEntry, CopyFrame, CopyKind};
 use std::io::BufWriter;
 use std::path::Path;
@@ -33,8 +34,18 @@ pub async fn cp(context: &Context, cp: Cp) -> Result<Outcome> {
                 name: own_name(path).map(str::to_owned),
                 folder: here.as_os_str().as_encoded_bytes().ends_with(b"/"),
             };
+            let in_place = goal.is_written_in_place();
             let mut sink = Sink::new(goal, archive);
-            receive(&copies, vm, path, |frame| sink.take(frame)).await
+            let copying = receive(&copies, vm, path, |frame| sink.take(frame));
+            if in_place {
+                return copying.await;
+            }
+            // The sink removes its unfinished file when it is dropped.
+            tokio::select! {
+                biased;
+                signal = session::ending_signal() => Ok(Outcome::GaveUp(signal)),
+                done = copying => done,
+            }
         }
         (Place::Vm { vm, path }, Place::Tar) => {
             let out = BufWriter::new(std::io::stdout().lock());
