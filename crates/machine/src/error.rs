@@ -97,6 +97,12 @@ pub enum MachineError {
         /// The disk.
         path: PathBuf,
     },
+    /// The disk exists and has another size than the requested one.
+    #[error("the machine's disk exists and keeps its size of {has} GiB")]
+    DiskSize {
+        /// Its size in GiB.
+        has: u32,
+    },
     /// A socket's path is too long for the kernel.
     #[error("the path of a socket is longer than 107 bytes: {}", path.display())]
     LongPath {
@@ -181,6 +187,11 @@ impl MachineError {
             MachineError::DiskInUse { .. } => {
                 "if a machine runs that was started with another JIFFY_RUN or XDG_RUNTIME_DIR, \
                  `jiffy machine stop` with the same variable stops it"
+                    .into()
+            }
+            MachineError::DiskSize { .. } => {
+                "leave --disk out; or `jiffy machine rm` removes the disk with all VMs, images and \
+                 volumes in it, and the next start creates one of another size"
                     .into()
             }
             MachineError::LongPath { .. } => "set JIFFY_RUN to a folder with a shorter path".into(),

@@ -158,6 +158,7 @@ impl Machine {
     ) -> Result<Endpoint, MachineError> {
         let _lock = self.lock()?;
         let has_options = options != Options::default();
+        self.check_disk_size(options.disk_gib)?;
         let size = Size::load(&self.size_file())?.with(options)?;
         if has_options || !self.size_file().exists() {
             size.save(&self.size_file())?;
@@ -329,10 +330,26 @@ impl Machine {
         Ok(ran)
     }
 
+    /// Refuses another size for a disk that exists: nothing would change it.
+    fn check_disk_size(&self, wanted_gib: Option<u32>) -> Result<(), MachineError> {
+        match (wanted_gib, self.disk_gib()) {
+            (Some(wanted), Some(has)) if wanted != has => Err(MachineError::DiskSize { has }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The size of the data disk in GiB, if there is one.
+    fn disk_gib(&self) -> Option<u32> {
+        let disk = std::fs::metadata(self.disk_file()).ok()?;
+        u32::try_from(disk.len() >> 30).ok()
+    }
+
     /// Its state and size.
     pub fn status(&self) -> Result<Status, MachineError> {
         use std::os::unix::fs::MetadataExt;
-        let size = Size::load(&self.size_file())?;
+        let mut size = Size::load(&self.size_file())?;
+        // A release that saved the size of an existing disk did not change the disk.
+        size.disk_gib = self.disk_gib().unwrap_or(size.disk_gib);
         let setup = self.setup(&size);
         let pid = instance::running_pid(&setup.pid_file());
         let running = self.running();

@@ -113,3 +113,40 @@ fn a_disk_that_is_in_use_is_neither_used_nor_removed() {
     assert!(machine.disk_file().exists());
     assert_eq!(fs::read(machine.console_file()).unwrap(), b"its words");
 }
+
+#[test]
+fn another_size_for_a_disk_that_exists_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let [machine, _] = machines(root.path());
+    let disk = fs::File::create(machine.disk_file()).unwrap();
+    disk.set_len(64 << 30).unwrap();
+    let start = |gib| {
+        let options = Options {
+            disk_gib: Some(gib),
+            ..Options::default()
+        };
+        machine.start(options, &mut |_| {}).unwrap_err()
+    };
+    let refused = start(128);
+    assert!(refused.to_string().contains("64 GiB"), "{refused}");
+    assert!(refused.hint().unwrap().contains("jiffy machine rm"));
+    assert!(!machine.size_file().exists(), "nothing was saved");
+    // The start itself fails without a kernel.
+    assert!(!matches!(start(64), MachineError::DiskSize { .. }));
+}
+
+#[test]
+fn the_status_has_the_size_of_the_disk_itself() {
+    let root = tempfile::tempdir().unwrap();
+    let [machine, _] = machines(root.path());
+    let options = Options {
+        disk_gib: Some(128),
+        ..Options::default()
+    };
+    let saved = Size::default_for_host().with(options).unwrap();
+    saved.save(&machine.size_file()).unwrap();
+    assert_eq!(machine.status().unwrap().size.disk_gib, 128);
+    let disk = fs::File::create(machine.disk_file()).unwrap();
+    disk.set_len(64 << 30).unwrap();
+    assert_eq!(machine.status().unwrap().size.disk_gib, 64);
+}
