@@ -227,3 +227,19 @@ fn state_verbs_go_to_each_vm_and_report_refusals() {
         assert!(node.lines().contains(&format!("POST /v1/vms/good/{verb}")));
     }
 }
+
+#[test]
+fn the_timelines_of_several_vms_do_not_overwrite_each_other() {
+    let node = FakeNode::new(|_, peer| peer.json(200, &vm()));
+    let file = node.folder.path().join("timeline");
+    let option = format!("--timeline=json:{}", file.display());
+    let output = node
+        .jiffy()
+        .args(["hibernate", &option, "one", "two"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("several VMs"));
+    assert_eq!(node.lines(), [""; 0]);
+    assert!(!file.exists());
+}

@@ -166,6 +166,23 @@ fn verbs_on_several_vms_continue_after_a_failure() {
 }
 
 #[test]
+fn images_that_exist_are_shown_beside_a_missing_one() {
+    let node = FakeNode::new(|request, peer| match request.line.contains("/missing") {
+        true => peer.error(ErrorKind::NotFound, "There is no image \"missing\".", None),
+        false => peer.json(200, &image("web")),
+    });
+    let output = node
+        .jiffy()
+        .args(["image", "inspect", "web", "missing"])
+        .output()
+        .unwrap();
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shown[0]["name"], "web");
+    assert!(stderr(&output).contains("no image \"missing\""));
+    assert_eq!(output.status.code(), Some(125));
+}
+
+#[test]
 fn vm_names_are_encoded_in_the_request_path() {
     let node = knows_web();
     let _ = node

@@ -49,6 +49,16 @@ async fn post_each(client: &Client, vms: &[String], order: &str) -> Result<Outco
 
 /// `jiffy hibernate`
 pub async fn hibernate(context: &Context, hibernate: Hibernate) -> Result<Outcome> {
+    let wanted = hibernate.show.timeline.as_ref();
+    if hibernate.vms.len() > 1
+        && let Some(file) = wanted.and_then(|wanted| wanted.file.as_ref())
+    {
+        return Err(Failure::new(format!(
+            "the timelines of several VMs don't fit into the file {}",
+            file.display()
+        ))
+        .hint("hibernate one VM at a time, or leave out the file: stderr has all of them"));
+    }
     let client = context.client()?;
     each(&hibernate.vms, async |vm| {
         let slept: Hibernated = client.post(&vm_path(vm, "/hibernate")).await?;

@@ -33,11 +33,13 @@ pub async fn image(context: &Context, image: Image) -> Result<Outcome> {
         }
         Image::Inspect { names } => {
             let mut images = Vec::new();
-            for name in &names {
+            let outcome = each(&names, async |name| {
                 images.push(get(&client, name).await?);
-            }
+                Ok(())
+            })
+            .await?;
             show_json(&images)?;
-            Ok(Outcome::Done)
+            Ok(outcome)
         }
         Image::Rm { names } => {
             each(&names, async |name| {
