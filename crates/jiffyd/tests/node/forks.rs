@@ -2,9 +2,10 @@
 
 use crate::daemon::{Daemon, eventually, named, shell, vm};
 use crate::snapshots::{assert_span_order, counter, fork};
-use jiffy_wire::api::{ErrorKind, Forked, Origin, Vm, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, Forked, Origin, Vm, VmState};
 use jiffy_wire::timeline::names;
 use std::collections::HashSet;
+use std::fs;
 
 #[test]
 fn forked_children_run_at_once_and_differ() {
@@ -67,6 +68,23 @@ fn forked_children_run_at_once_and_differ() {
         daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
     }
     daemon.assert_nothing_left();
+}
+
+#[test]
+fn a_child_has_a_host_name_of_its_own() {
+    let daemon = Daemon::start();
+    daemon.run_detached(CreateVm {
+        hostname: Some("chosen".into()),
+        ..named("box", counter())
+    });
+    let forked: Forked = fork(&daemon, "box", 1, Some("child")).json();
+    let configured = |id: &str| {
+        let config = fs::read_to_string(daemon.vm_folder(id).join("vmm.json")).unwrap();
+        let name = config.split(r#"\"hostname\":\""#).nth(1).unwrap();
+        name.split('\\').next().unwrap().to_owned()
+    };
+    assert_eq!(configured(&daemon.vm("box").id), "chosen");
+    assert_eq!(configured(&forked.vms[0].id), "child");
 }
 
 #[test]

@@ -82,6 +82,8 @@ impl Node {
             own_volumes: !current.disks.is_empty() || current.root_disk.is_some(),
             command: current.command.clone().filter(|_| runs),
             from: None,
+            // As in a VM from a snapshot, its name is its host name.
+            hostname: None,
             network: spec::inherited(&current),
             ..current
         };
