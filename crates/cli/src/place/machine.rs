@@ -2,7 +2,7 @@
 
 use super::folders::Folders;
 use crate::client::Endpoint;
-use crate::failure::{Failure, Result, reason};
+use crate::failure::{Failure, Result, reason, report};
 use indicatif::{ProgressBar, ProgressStyle};
 use jiffy_machine::{
     Forward, Machine, MachineError, Options, Paths, PortsLock, Share, Stage, shares,
@@ -11,6 +11,34 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
+
+/// Where the keys of signed images are; see `jiffyd --signed`.
+const SIGNED: &str = "JIFFY_SIGNED";
+/// Other variables of jiffyd that the one in the machine does not get.
+const UNKNOWN_THERE: [&str; 22] = [
+    "JIFFY_CACHE",
+    "JIFFY_CONNECTIONS",
+    "JIFFY_CPU_SHARE",
+    "JIFFY_JAIL",
+    "JIFFY_MEMORY_LIMIT",
+    "JIFFY_MEMORY_OVERCOMMIT",
+    "JIFFY_MEMORY_RESERVE",
+    "JIFFY_MEMORY_WAIT",
+    "JIFFY_PEER",
+    "JIFFY_PROXY",
+    "JIFFY_PROXY_CERT",
+    "JIFFY_PROXY_DOMAIN",
+    "JIFFY_PROXY_KEY",
+    "JIFFY_PROXY_TOKEN",
+    "JIFFY_QUEUE_LIMIT",
+    "JIFFY_SCHEDULER",
+    "JIFFY_SPARE",
+    "JIFFY_STANDBY",
+    "JIFFY_START_TIMEOUT",
+    "JIFFY_VM_IPV4",
+    "JIFFY_VM_IPV6",
+    "JIFFY_VM_NETWORK",
+];
 
 /// The machine's node, and whether the machine had to be started.
 pub struct Reached {
@@ -44,6 +72,12 @@ pub fn reach(folders: &Folders, why: &str) -> Result<Reached> {
 
 /// Starts the machine, or finds it running.
 pub fn start(folders: &Folders, options: Options, why: &str) -> Result<Reached> {
+    if running(folders).is_none() {
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        if let Some(warning) = check_variables(is_set)? {
+            report(&warning, None);
+        }
+    }
     let mut progress = None;
     let started = machine(folders)?.start(options, &mut |stage| {
         progress
@@ -61,6 +95,31 @@ pub fn start(folders: &Folders, options: Options, why: &str) -> Result<Reached> 
             token: endpoint.token,
         },
         started: was_started,
+    })
+}
+
+/// Refuses a start that would drop the protection by signatures; returns a warning about other
+/// variables that have no effect.
+fn check_variables(is_set: impl Fn(&str) -> bool) -> Result<Option<String>> {
+    if is_set(SIGNED) {
+        return Err(Failure::new(format!(
+            "{SIGNED} has no effect in the machine, which would run unsigned images"
+        ))
+        .hint(format!(
+            "unset {SIGNED} to start the machine without it, or use a host with KVM"
+        )));
+    }
+    let unknown: Vec<&str> = UNKNOWN_THERE
+        .into_iter()
+        .filter(|name| is_set(name))
+        .collect();
+    Ok(match unknown[..] {
+        [] => None,
+        [one] => Some(format!("{one} has no effect in the machine")),
+        _ => Some(format!(
+            "{} have no effect in the machine",
+            unknown.join(", ")
+        )),
     })
 }
 
@@ -232,6 +291,39 @@ mod tests {
             "{hint}"
         );
         assert!(hint.contains("--share /c:ro --share /d:ro`"), "{hint}");
+    }
+
+    #[test]
+    fn variables_that_do_not_reach_the_machine_are_refused_or_named() {
+        let with = |set: &'static [&str]| check_variables(|name| set.contains(&name));
+        let others = ["JIFFY_DATA", "JIFFY_RUN", "JIFFY_LIB", "JIFFY_SHARE"];
+        // Requests contain the registry.
+        let has_effect = |name: &str| others.contains(&name) || name == "JIFFY_REGISTRY";
+        assert_eq!(check_variables(has_effect).unwrap(), None);
+        assert_eq!(
+            with(&["JIFFY_PEER"]).unwrap().unwrap(),
+            "JIFFY_PEER has no effect in the machine"
+        );
+        assert_eq!(
+            with(&["JIFFY_PEER", "JIFFY_MEMORY_LIMIT"])
+                .unwrap()
+                .unwrap(),
+            "JIFFY_MEMORY_LIMIT, JIFFY_PEER have no effect in the machine"
+        );
+        let refused = with(&["JIFFY_SIGNED"]).unwrap_err();
+        assert!(refused.message.contains("unsigned images"), "{refused}");
+
+        let options = Path::new(env!("CARGO_MANIFEST_DIR")).join("../jiffyd/src/options.rs");
+        let options = std::fs::read_to_string(options).unwrap();
+        let pieces = options.split("env = \"").skip(1);
+        let names: Vec<&str> = pieces
+            .map(|rest| rest.split('"').next().unwrap())
+            .filter(|name| !has_effect(name))
+            .collect();
+        assert_eq!(names.len(), UNKNOWN_THERE.len() + 1);
+        for name in names {
+            assert!(name == SIGNED || UNKNOWN_THERE.contains(&name), "{name}");
+        }
     }
 
     #[test]
