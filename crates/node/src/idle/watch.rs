@@ -25,6 +25,10 @@ const FIRST_PAUSE: Duration = Duration::from_secs(30);
 /// Longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
+/// Why a VM with published ports stays awake although it may be idle.
+const UNCOUNTED: &str =
+    "The connections to its published ports can't be counted; jiffyd's log has the reason.";
+
 /// The activity of a VM, while it runs.
 #[derive(Debug)]
 pub struct Watch {
@@ -35,6 +39,8 @@ pub struct Watch {
     busy: Vec<String>,
     /// Open connections that the kernel leads to it, when they were last counted.
     connections: usize,
+    /// They could not be counted the last time, so whether it is idle is unknown.
+    uncounted: bool,
     /// It is being hibernated or stopped.
     pub tried: bool,
     failures: u32,
@@ -50,6 +56,7 @@ impl Watch {
             last: None,
             busy: Vec::new(),
             connections: 0,
+            uncounted: false,
             tried: false,
             failures: 0,
             not_before_ns: 0,
@@ -83,8 +90,13 @@ impl Watch {
         self.last = Some(sample);
     }
 
-    /// Records the number of open connections to published ports, from the kernel's conntrack.
-    pub fn connected(&mut self, now_ns: u64, connections: usize) {
+    /// Records the number of open connections to published ports, from the kernel's conntrack;
+    /// `None` if they can't be counted.
+    pub fn connected(&mut self, now_ns: u64, connections: Option<usize>) {
+        self.uncounted = connections.is_none();
+        let Some(connections) = connections else {
+            return;
+        };
         self.connections = connections;
         if connections > 0 {
             self.active_ns = now_ns;
@@ -116,6 +128,14 @@ impl Watch {
         let is_new = self.error.as_deref() != Some(why);
         self.error = Some(why.to_owned());
         is_new
+    }
+
+    /// Why it could not be hibernated or stopped when it was idle.
+    fn error(&self) -> Option<String> {
+        match self.uncounted {
+            true => Some(UNCOUNTED.to_owned()),
+            false => self.error.clone(),
+        }
     }
 
     /// What keeps it awake besides uses, in words.
@@ -154,7 +174,7 @@ impl Watches {
         let watches = self.lock();
         let watch = watches.get(id);
         shown.awake.extend(watch.into_iter().flat_map(Watch::busy));
-        shown.error = watch.and_then(|it| it.error.clone());
+        shown.error = watch.and_then(Watch::error);
         shown.idle_s = watch
             .filter(|_| shown.awake.is_empty())
             .map(|it| it.idle(now_ns, last_use_ns).as_secs());
@@ -227,7 +247,7 @@ mod tests {
         assert_eq!(watch.idle(61 * SECOND, 60 * SECOND), seconds(1));
         watch.take(sample(71, 1_000, 350_000, 30_000), true, 0);
         assert_eq!(watch.idle(71 * SECOND, 0), seconds(0));
-        watch.connected(81 * SECOND, 2);
+        watch.connected(81 * SECOND, Some(2));
         assert_eq!(watch.busy(), ["2 connections to published ports"]);
         assert!(!watch.is_due(82 * SECOND, seconds(2)));
     }
@@ -256,6 +276,16 @@ mod tests {
     }
 
     #[test]
+    fn connections_that_cannot_be_counted_are_a_reason_until_they_are_counted() {
+        let mut watch = Watch::new(0);
+        watch.connected(2 * SECOND, None);
+        assert!(watch.error().unwrap().contains("can't be counted"));
+        assert_eq!(watch.idle(2 * SECOND, 0), seconds(2));
+        watch.connected(3 * SECOND, Some(0));
+        assert_eq!(watch.error(), None);
+    }
+
+    #[test]
     fn failures_are_reported_once_and_retried_with_backoff() {
         let mut watch = Watch::new(0);
         let after = seconds(1);
@@ -271,7 +301,7 @@ mod tests {
             watch.failed(0, "No.");
         }
         assert!(watch.is_due(3600 * SECOND, after));
-        assert_eq!(watch.error.as_deref(), Some("No."));
+        assert_eq!(watch.error().as_deref(), Some("No."));
         watch.tried = true;
         assert!(!watch.is_due(u64::MAX, after));
     }

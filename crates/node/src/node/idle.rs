@@ -101,8 +101,13 @@ pub(super) async fn find_idle(
             let counts = watch.was_connected() || watch.is_due(now_ns, idle_time(&policy));
             if counts && has_published_ports(&vm) {
                 let open = open.get_or_insert_with(|| node.host.network.open_connections());
-                let Some(open) = open else { continue };
-                watch.connected(now_ns, open.get(&vm.id).copied().unwrap_or(0));
+                let count = open
+                    .as_ref()
+                    .map(|open| open.get(&vm.id).copied().unwrap_or(0));
+                watch.connected(now_ns, count);
+                if count.is_none() {
+                    continue;
+                }
             }
             if watch.is_due(now_ns, idle_time(&policy)) {
                 let idle = watch.idle(now_ns, vm.activity.last_ns());

@@ -5,7 +5,7 @@
 
 use super::table::Table;
 use super::{push_age, push_number, size};
-use crate::api::{Origin, Vm, VmIdle, VmState};
+use crate::api::{IdleAction, Origin, Vm, VmIdle, VmState};
 
 /// Media type in `Accept` for this list instead of JSON.
 pub const MEDIA_TYPE: &str = "text/plain";
@@ -165,7 +165,8 @@ fn push_status(cell: &mut String, vm: &Vm, now: u64) {
     }
 }
 
-/// Since when a VM has been idle, or what keeps it awake.
+/// Since when a VM has been idle, or what keeps it awake, and whether it stays awake although it is
+/// idle.
 fn push_idle(cell: &mut String, idle: &VmIdle) {
     if let Some(seconds) = idle.idle_s {
         cell.push_str(" (idle ");
@@ -176,13 +177,19 @@ fn push_idle(cell: &mut String, idle: &VmIdle) {
         cell.push_str(&idle.awake.join(", "));
         cell.push(')');
     }
+    if idle.error.is_some() {
+        cell.push_str(match idle.action {
+            IdleAction::Hibernate => " (can't sleep)",
+            IdleAction::Stop => " (can't be stopped)",
+        });
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::agent::ExitStatus;
-    use crate::api::{IdleAction, IdlePolicy};
+    use crate::api::IdlePolicy;
 
     fn vm(state: VmState) -> Vm {
         serde_json::from_value(serde_json::json!({
@@ -220,6 +227,17 @@ mod tests {
             idle.awake = vec!["1 exec".into(), "CPU 12.0 %".into()];
         }
         assert_eq!(told(&idle), "Up 1 minute (awake: 1 exec, CPU 12.0 %)");
+        if let Some(idle) = &mut idle.idle {
+            idle.idle_s = Some(600);
+            idle.awake.clear();
+            idle.error = Some("The disk is full.".into());
+        }
+        let status = "Up 1 minute (idle 10 minutes) (can't sleep)";
+        assert_eq!(told(&idle), status);
+        if let Some(idle) = &mut idle.idle {
+            idle.action = IdleAction::Stop;
+        }
+        assert!(told(&idle).ends_with(" (can't be stopped)"));
         let mut asleep = vm(VmState::Hibernated);
         asleep.ended = Some(215);
         assert_eq!(told(&asleep), "Hibernated 5 seconds ago");
