@@ -6,11 +6,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IdlePolicy {
-    /// How long it is idle before that, seconds.
+    /// How long it is idle before that, seconds; 300 unless a request says it.
+    #[serde(default = "default_after_s")]
     pub after_s: u32,
     /// What is done then.
     #[serde(default)]
     pub action: IdleAction,
+}
+
+fn default_after_s() -> u32 {
+    300
 }
 
 /// What is done with a VM that is idle.
@@ -51,5 +56,26 @@ impl From<IdlePolicy> for VmIdle {
             awake: Vec::new(),
             error: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_without_a_time_means_five_minutes() {
+        let read = |text: &str| serde_json::from_str::<IdlePolicy>(text).unwrap();
+        let hibernate = IdlePolicy {
+            after_s: 300,
+            action: IdleAction::Hibernate,
+        };
+        assert_eq!(read("{}"), hibernate);
+        let stop = IdlePolicy {
+            action: IdleAction::Stop,
+            ..hibernate
+        };
+        assert_eq!(read(r#"{"action": "stop"}"#), stop);
+        assert_eq!(read(r#"{"after_s": 60}"#).after_s, 60);
     }
 }
