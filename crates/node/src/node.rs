@@ -458,10 +458,16 @@ impl Node {
                 Err(error)
             }
             _ => {
+                let mut shown = view.vm;
+                if limits::is_resized(vm) {
+                    // Until it has what its record says.
+                    drop(vm.operate().await);
+                    shown = vm.vm();
+                }
                 if !view.removed && !vm.spec.remove {
                     vm.ask(Command::Save).await??;
                 }
-                Ok(view.vm)
+                Ok(shown)
             }
         }
     }

@@ -337,15 +337,25 @@ fn watch_child(pid: u32) -> Result<VmmProcess> {
         .map_err(|error| Error::internal(format!("The VMM can't be watched: {error}.")))
 }
 
-/// Resource limits of a VM's monitor. Memory is twice the VM's, because a capture freezes a copy of
-/// the pages that are written after it. [`capture_headroom`] raises the limit for later captures.
-pub fn share_of(record: &VmRecord, is_last: bool) -> Share {
-    let memory = bytes(record.memory_mib());
+/// Resource limits of a VM's monitor that is to be started. `wakes`: the VM was hibernated.
+pub fn share_of(record: &VmRecord, is_last: bool, wakes: bool) -> Share {
+    let now = (record.memory_mib(), record.cpus());
+    let (memory_mib, cpus) = match wakes {
+        true => now,
+        false => record.spec.until_ready(now.0, now.1),
+    };
     Share {
-        memory: 2 * memory + bytes(record.spec.ram_mib()) / PAGE_TABLES + OVERHEAD,
-        processors: record.cpus().into(),
+        memory: memory_limit(record, memory_mib),
+        processors: cpus.into(),
         is_last,
     }
+}
+
+/// Bytes that the monitor of a VM with so much memory may use: twice that, because a capture freezes
+/// a copy of the pages that are written after it. [`capture_headroom`] raises the limit for later
+/// captures.
+pub fn memory_limit(record: &VmRecord, memory_mib: u32) -> u64 {
+    2 * bytes(memory_mib) + bytes(record.spec.ram_mib()) / PAGE_TABLES + OVERHEAD
 }
 
 /// Bytes by which a monitor's memory limit is raised for a further capture: all written memory is

@@ -106,6 +106,15 @@ impl Spec {
     pub fn ram_mib(&self) -> u32 {
         self.max_memory_mib.unwrap_or(self.memory_mib)
     }
+
+    /// The memory, MiB, and the vCPUs that a VM with these numbers of them needs until it is ready:
+    /// one that is restored from its snapshot begins with what was captured.
+    pub fn until_ready(&self, memory_mib: u32, cpus: u8) -> (u32, u8) {
+        match self.from {
+            Some(_) => (memory_mib.max(self.memory_mib), cpus.max(self.cpus)),
+            None => (memory_mib, cpus),
+        }
+    }
 }
 
 /// A snapshot to restore.

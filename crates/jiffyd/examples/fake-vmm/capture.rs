@@ -5,7 +5,9 @@ use jiffy_sys::fds::send_with_fds;
 use jiffy_wire::agent::Command;
 use jiffy_wire::state::{open as unseal, seal};
 use jiffy_wire::trace;
-use jiffy_wire::vmm::{ControlResponse, ExitReason, Extent, MemoryLayout, SavedMemory, Source};
+use jiffy_wire::vmm::{
+    ControlResponse, ExitReason, Extent, MemoryLayout, MemoryStatus, SavedMemory, Source,
+};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -25,6 +27,8 @@ pub struct Saved {
     main: Option<Command>,
     /// How often it was captured, including its ancestors.
     depth: u32,
+    /// The memory that its programs may use, MiB.
+    usable_mib: Option<u32>,
 }
 
 impl Vm {
@@ -51,6 +55,7 @@ impl Vm {
             hostname: self.guest.hostname.clone().unwrap_or_default(),
             main: self.guest.main.clone().filter(|_| runs),
             depth,
+            usable_mib: Some(self.memory.lock().unwrap().usable_mib),
         };
         drop(main);
         let state = seal("0.1.0", &serde_json::to_vec(&state)?);
@@ -142,6 +147,13 @@ impl Vm {
                 let stream = UnixStream::connect(socket).unwrap();
                 std::mem::forget(stream);
             }
+        }
+        // As the real one, it keeps the balloon that was captured, whatever its configuration says.
+        if let Some(mib) = state.usable_mib {
+            *self.memory.get_mut().unwrap() = MemoryStatus {
+                usable_mib: mib,
+                used_mib: mib,
+            };
         }
         self.saved = Some(state);
     }

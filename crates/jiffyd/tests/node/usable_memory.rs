@@ -93,6 +93,69 @@ fn memory_grows_and_shrinks_while_a_vm_runs() {
     assert_eq!(started_with(&daemon, &vm.id), (1024, Some(1024), None));
 }
 
+/// Captures `source`, removes it, and makes a VM `web` from the snapshot, which is stopped.
+fn stopped_from_snapshot(daemon: &Daemon) {
+    let make = br#"{"name": "warm"}"#;
+    daemon
+        .post("/v1/vms/source/snapshots", make)
+        .json::<SnapshotMade>();
+    daemon.delete("/v1/vms/source?force=true");
+    let restored = CreateVm {
+        name: Some("web".into()),
+        from: Some("warm".into()),
+        ..CreateVm::default()
+    };
+    daemon.run_detached(restored).json::<Vm>();
+    daemon.post("/v1/vms/web/stop", b"").json::<Vm>();
+}
+
+#[test]
+fn a_vm_from_a_snapshot_starts_with_the_memory_that_was_chosen_since() {
+    let daemon = Daemon::with(&["--memory-limit", "512M", "--memory-wait", "0"]);
+    daemon.run_detached(growing("source")).json::<Vm>();
+    change(&daemon, "source", 256).json::<Vm>();
+    stopped_from_snapshot(&daemon);
+    let start = || daemon.post("/v1/vms/web/start", b"");
+    let usable = |mib: u32| {
+        let status = ask_vmm(&daemon, "web", "\"memory\"\n");
+        let expected = format!("\"usable_mib\":{mib},\"used_mib\":{mib}");
+        assert!(status.contains(&expected), "{status}");
+    };
+    change(&daemon, "web", 384).json::<Vm>();
+    assert_eq!(shown(&start().json()), (384, Some(1024)));
+    usable(384);
+    daemon.post("/v1/vms/web/stop", b"").json::<Vm>();
+    change(&daemon, "web", 128).json::<Vm>();
+    let other = CreateVm {
+        memory_mib: Some(384),
+        ..named("other", counter())
+    };
+    let other = || daemon.run_detached(other.clone());
+    // It begins with the memory that was captured.
+    other().json::<Vm>();
+    start().error(ErrorKind::NoRoom);
+    daemon.delete("/v1/vms/other?force=true");
+    assert_eq!(shown(&start().json()), (128, Some(1024)));
+    usable(128);
+    other().json::<Vm>();
+}
+
+#[test]
+fn a_vm_from_a_snapshot_that_gives_nothing_back_is_shown_with_what_it_has() {
+    let daemon = Daemon::start();
+    let stubborn = CreateVm {
+        kernel_args: Some("fake=keeps-memory fake=spare-memory".into()),
+        ..growing("source")
+    };
+    daemon.run_detached(stubborn).json::<Vm>();
+    stopped_from_snapshot(&daemon);
+    change(&daemon, "web", 64).json::<Vm>();
+    let started: Vm = daemon.post("/v1/vms/web/start", b"").json();
+    assert_eq!(shown(&started), (128, Some(1024)));
+    let status = ask_vmm(&daemon, "web", "\"memory\"\n");
+    assert!(status.contains("\"usable_mib\":128"), "{status}");
+}
+
 #[test]
 fn a_hibernated_vm_keeps_its_memory() {
     let daemon = Daemon::start();

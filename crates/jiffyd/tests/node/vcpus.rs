@@ -62,6 +62,19 @@ fn vcpus_go_on_and_off_line_while_a_vm_runs() {
     let make = serde_json::to_vec(&make).unwrap();
     let made: SnapshotMade = daemon.post("/v1/vms/web/snapshots", &make).json();
     assert_eq!(made.snapshot.cpus, 1);
+    // So does one from that snapshot, until another number is chosen.
+    let restored = CreateVm {
+        name: Some("restored".into()),
+        from: Some("warm".into()),
+        ..CreateVm::default()
+    };
+    let restored: Vm = daemon.run_detached(restored).json();
+    daemon.post("/v1/vms/restored/stop", b"").json::<Vm>();
+    change(&daemon, "restored", 2).json::<Vm>();
+    let started: Vm = daemon.post("/v1/vms/restored/start", b"").json();
+    assert_eq!((started.cpus, started.max_cpus), (2, Some(4)));
+    let log = fs::read_to_string(daemon.vm_folder(&restored.id).join("vmm.log")).unwrap();
+    assert!(log.contains("2 vCPUs are online"), "{log}");
     // One that boots again brings up that many.
     daemon.post("/v1/vms/web/stop", b"").json::<Vm>();
     change(&daemon, "web", 3).json::<Vm>();

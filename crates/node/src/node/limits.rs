@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
+use tracing::warn;
 
 /// How long a guest has to bring its vCPUs on or off line.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
@@ -72,23 +73,10 @@ impl Node {
         let before = view.vm.cpus;
         // More vCPUs are reserved before they go online.
         change(vm, of_cpus(cpus.max(before))).await?;
-        let request = Request::SetCpus {
-            version: CPUS,
-            count: cpus.into(),
-        };
-        let answer = agent::tell(&socket, &request, ANSWER_TIME).await;
-        let online = if answer.is_ok() { cpus } else { before };
+        let brought = bring_online(vm, &socket, before, cpus).await;
+        let online = if brought.is_ok() { cpus } else { before };
         change(vm, of_cpus(online)).await?;
-        answer.map_err(|why| {
-            Error::vm_failed(format!(
-                "The VM {} keeps its {}: {why}.",
-                vm.name,
-                vcpus(before.into())
-            ))
-            .hint(
-                "The number of vCPUs of a guest that an older release booted can't be changed until it boots again.",
-            )
-        })
+        brought
     }
 
     /// Changes the memory that programs may use, at once if the VM runs. More is reserved before the
@@ -101,27 +89,35 @@ impl Node {
         // Its guest must run.
         let agent = self.agent_socket(vm).await?;
         let before = view.vm.memory_mib;
-        let set = |usable_mib| ControlRequest::SetMemory { usable_mib };
-        if mib > before {
-            let amount = Amount::of_growth(mib - before);
-            let more = self.reserve(vm, Purpose::Grow, amount, 1).await?;
-            take_over(vm, mib, Some(more)).await?;
-            if let Err(error) = self.order(vm, "given memory", set(mib)).await {
-                take_over(vm, before, None).await?;
-                return Err(error);
-            }
-            let used = self.memory_within(vm, mib..=u32::MAX).await?;
-            return match used {
-                used if used >= mib => Ok(()),
-                used => Err(Error::vm_failed(format!(
-                    "The VM {} may use {mib} MiB of memory, but its guest has taken only {used} MiB so far.",
-                    vm.name
-                ))),
-            };
+        if mib <= before {
+            return self.shrink(vm, &agent, before, mib).await;
         }
+        let amount = Amount::of_growth(mib - before);
+        let more = self.reserve(vm, Purpose::Grow, amount, 1).await?;
+        take_over(vm, mib, Some(more)).await?;
+        if let Err(error) = self.order(vm, "given memory", set(mib)).await {
+            take_over(vm, before, None).await?;
+            return Err(error);
+        }
+        self.has_taken(vm, mib).await
+    }
+
+    /// Waits until a guest has taken the memory that it was given.
+    async fn has_taken(&self, vm: &VmHandle, mib: u32) -> Result<()> {
+        match self.memory_within(vm, mib..=u32::MAX).await? {
+            used if used >= mib => Ok(()),
+            used => Err(Error::vm_failed(format!(
+                "The VM {} may use {mib} MiB of memory, but its guest has taken only {used} MiB so far.",
+                vm.name
+            ))),
+        }
+    }
+
+    /// Has a guest give back its memory above this many MiB. After an error it has all of it again.
+    async fn shrink(&self, vm: &VmHandle, agent: &Path, before: u32, mib: u32) -> Result<()> {
         // Its caches give way to the change.
         self.deflate_squeezed(vm).await;
-        can_spare(vm, &agent, before, before - mib).await?;
+        can_spare(vm, agent, before, before - mib).await?;
         self.order(vm, "shrunk", set(mib)).await?;
         let used = self.memory_within(vm, 0..=mib).await;
         if used.as_ref().is_ok_and(|used| *used <= mib) {
@@ -132,6 +128,39 @@ impl Node {
         let used = used?;
         let why = format!("its guest still used {used} MiB when it gave nothing more back");
         Err(keeps(vm, before, &why))
+    }
+
+    /// A VM whose memory or vCPUs were changed after its snapshot was made ([`is_resized`]) has just
+    /// begun: when it is ready, it gets what its record says. If that fails, its record says what it
+    /// has.
+    pub(super) async fn resize_restored(self: Arc<Self>, vm: Arc<VmHandle>) {
+        let _one = vm.operate().await;
+        let Ok(agent) = self.agent_socket(&vm).await else {
+            return;
+        };
+        let now = vm.vm();
+        if let Err(error) = self.resize_memory(&vm, &agent, now.memory_mib).await {
+            warn!(vm = %vm.name, %error, "a restored VM does not have the memory that was chosen for it");
+        }
+        if let Err(error) = resize_cpus(&vm, &agent, now.cpus).await {
+            warn!(vm = %vm.name, %error, "a restored VM does not have the vCPUs that were chosen for it");
+        }
+    }
+
+    async fn resize_memory(&self, vm: &VmHandle, agent: &Path, mib: u32) -> Result<()> {
+        let captured = vm.spec.memory_mib;
+        if mib > captured {
+            // It is reserved since the start.
+            self.order(vm, "given memory", set(mib)).await?;
+            return self.has_taken(vm, mib).await;
+        }
+        if mib < captured
+            && let Err(error) = self.shrink(vm, agent, captured, mib).await
+        {
+            take_over(vm, captured, None).await?;
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Waits until the memory of a guest, MiB, is in this range, or comes no nearer; returns it.
@@ -159,6 +188,48 @@ impl Node {
             sleep(POLL).await;
         }
     }
+}
+
+/// Was the memory or the number of vCPUs of this VM changed after the snapshot was made that each of
+/// its starts restores?
+pub(super) fn is_resized(vm: &VmHandle) -> bool {
+    let now = &vm.view.borrow().vm;
+    let (spec, now) = (&vm.spec, (now.memory_mib, now.cpus));
+    spec.from.is_some() && now != (spec.memory_mib, spec.cpus)
+}
+
+async fn resize_cpus(vm: &VmHandle, agent: &Path, cpus: u8) -> Result<()> {
+    let captured = vm.spec.cpus;
+    if cpus == captured {
+        return Ok(());
+    }
+    let brought = bring_online(vm, agent, captured, cpus).await;
+    let online = if brought.is_ok() { cpus } else { captured };
+    change(vm, of_cpus(online)).await?;
+    brought
+}
+
+/// Has a guest bring vCPUs on or off line; after an error it has as many as before.
+async fn bring_online(vm: &VmHandle, agent: &Path, before: u8, cpus: u8) -> Result<()> {
+    let request = Request::SetCpus {
+        version: CPUS,
+        count: cpus.into(),
+    };
+    let told = agent::tell(agent, &request, ANSWER_TIME).await;
+    told.map_err(|why| {
+        Error::vm_failed(format!(
+            "The VM {} keeps its {}: {why}.",
+            vm.name,
+            vcpus(before.into())
+        ))
+        .hint(
+            "The number of vCPUs of a guest that an older release booted can't be changed until it boots again.",
+        )
+    })
+}
+
+fn set(usable_mib: u32) -> ControlRequest {
+    ControlRequest::SetMemory { usable_mib }
 }
 
 /// Checks that a guest can do without this much of its memory, MiB. A balloon that is to take more

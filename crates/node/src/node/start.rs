@@ -1,6 +1,6 @@
 //! Starts of VMs: looks up and holds what a VM needs, and hands it to its task.
 
-use super::limits::current_spec;
+use super::limits::{current_spec, is_resized};
 use super::{NAME_TIME, Node, is_paused};
 use crate::golden;
 use crate::spec;
@@ -24,14 +24,20 @@ use std::sync::Arc;
 
 impl Node {
     /// Starts a VM; returns when its VMM is spawned.
-    pub async fn start(&self, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
+    pub async fn start(self: &Arc<Self>, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
         // Only one start at a time, so that two don't both prepare the same VM.
         let operation = self.operate_for_client(vm).await?;
         match operation.state {
             VmState::Hibernated => self.wake(vm, &operation, received_ns).await,
             VmState::Paused => Err(is_paused(vm)),
             state if is_active(state) => Ok(()),
-            _ => self.begin(vm, &operation, None, received_ns).await,
+            _ => {
+                self.begin(vm, &operation, None, received_ns).await?;
+                if is_resized(vm) {
+                    tokio::spawn(Arc::clone(self).resize_restored(Arc::clone(vm)));
+                }
+                Ok(())
+            }
         }
     }
 
@@ -47,7 +53,9 @@ impl Node {
         let room = match vm.spec.hidden {
             true => None,
             false => {
-                let amount = Amount::of(&current_spec(vm));
+                let mut spec = current_spec(vm);
+                (spec.memory_mib, spec.cpus) = vm.spec.until_ready(spec.memory_mib, spec.cpus);
+                let amount = Amount::of(&spec);
                 Some(self.reserve(vm, Purpose::Start, amount, 1).await?)
             }
         };

@@ -233,7 +233,7 @@ fn spawn_process(
         .map_err(|error| Error::io("open the VMM's log", &folder.join("vmm.log"), &error))?;
     let before = monotonic_ns();
     let passed = descriptors.passed();
-    let share = share_of(record, plan.low_priority);
+    let share = share_of(record, plan.low_priority, plan.wakes());
     let had = spare.and_then(|spare| {
         let had = spare.become_vmm(&share, &config, config_fd, log.as_fd(), &passed);
         had.inspect_err(|error| debug!(%error, "a spare VMM can't be used: a VMM is spawned"))

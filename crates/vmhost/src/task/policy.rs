@@ -1,7 +1,7 @@
 //! Changes of a VM's network policy and limits while it runs.
 
 use crate::handle::DeviceLimits;
-use crate::jails::{capture_headroom, share_of};
+use crate::jails::{capture_headroom, memory_limit};
 use crate::task::actor::Actor;
 use jiffy_content::error::Result;
 use jiffy_content::room::memory::Reserved;
@@ -44,7 +44,7 @@ impl Actor {
                 (Some(room), None) => room.shrink_memory(mib.into()),
                 (None, _) => {}
             }
-            let limit = share_of(&self.record, false).memory;
+            let limit = memory_limit(&self.record, mib);
             let headroom = capture_headroom(&self.record);
             if let Err(error) = running.process.set_memory_limit(limit, headroom) {
                 warn!(vm = %self.record.name, %error, "the VMM's memory limit can't be changed");
