@@ -64,7 +64,8 @@ pub enum Command {
     Save(oneshot::Sender<Result<()>>),
     /// Replace its network policy.
     Policy(Box<NetworkPolicy>, oneshot::Sender<Result<()>>),
-    /// Change its rate limits. Answered with those of all its devices.
+    /// Change its rate limits and its number of vCPUs. Answered with the limits of all its devices;
+    /// if nothing is changed, only that.
     Limits(Box<Limits>, oneshot::Sender<Result<DeviceLimits>>),
     /// Change the memory that its programs may use, MiB. If it runs, what it gets was reserved; what
     /// it loses it has given up.

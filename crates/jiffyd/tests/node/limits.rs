@@ -1,6 +1,6 @@
 //! Rate limits of disks and networks, at the start and while a VM runs.
 
-use crate::daemon::{Daemon, named};
+use crate::daemon::{Daemon, eventually, named};
 use crate::golden::made;
 use crate::images::configs;
 use crate::network::{begin, daemon};
@@ -82,9 +82,14 @@ fn limits_of_a_running_vm_can_be_changed_and_persist() {
     let log = fs::read_to_string(daemon.vm_folder(&vm.id).join("vmm.log")).unwrap();
     let told = r#"{"set_limits":{"disks":[{"bytes_per_second":5000},{"bytes_per_second":2000}],"nets":[{}]}}"#;
     assert!(log.contains(told), "{log}");
-    // The next start has them, too.
+    // A daemon may end before it has told the VMM: the next one tells it.
     daemon.killed();
     begin(&mut daemon);
+    let log = || fs::read_to_string(daemon.vm_folder(&vm.id).join("vmm.log")).unwrap();
+    eventually("the next daemon sets the limits", || {
+        log().matches(told).count() == 2
+    });
+    // The next start has them, too.
     daemon
         .post("/v1/vms/web/hibernate", b"")
         .json::<Hibernated>();

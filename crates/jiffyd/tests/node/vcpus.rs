@@ -1,6 +1,6 @@
 //! vCPUs that go on and off line while a VM runs.
 
-use crate::daemon::{Daemon, named};
+use crate::daemon::{Daemon, eventually, named};
 use crate::images::configs;
 use crate::limits;
 use crate::snapshots::counter;
@@ -50,6 +50,11 @@ fn vcpus_go_on_and_off_line_while_a_vm_runs() {
     // The next daemon, a child and a snapshot know it.
     daemon.killed();
     daemon.up();
+    // It may not have been told before the daemon ended.
+    eventually("the next daemon sets the number", || {
+        let log = fs::read_to_string(daemon.vm_folder(&vm.id).join("vmm.log")).unwrap();
+        log.matches("1 vCPUs are online").count() == 2
+    });
     let fork = serde_json::to_vec(&ForkVm::default()).unwrap();
     let forked: Forked = daemon.post("/v1/vms/web/fork", &fork).json();
     let child = &forked.vms[0];

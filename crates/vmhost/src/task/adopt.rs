@@ -5,10 +5,11 @@
 
 use super::leftovers::{end_impostor, end_sleeper, end_vmm, vmm_id, vmms, wait_for_spares};
 use super::unreadable;
+use crate::agent;
 use crate::channels;
 use crate::control;
 use crate::folders::{self, Found, gate_record, hibernated_in, ids_in, is_asleep};
-use crate::handle::{VmHandle, is_active};
+use crate::handle::{Command, DeviceLimits, VmHandle, is_active};
 use crate::host::Host;
 use crate::log::{self, Writer};
 use crate::network;
@@ -28,7 +29,8 @@ use jiffy_content::roots;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::volumes::{Lease, Volumes};
 use jiffy_jail::access::open_folder;
-use jiffy_wire::api::VmState;
+use jiffy_wire::agent::{CPUS, Request};
+use jiffy_wire::api::{Limits, VmState};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -37,8 +39,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
+
+/// How long a guest has to bring its vCPUs on or off line.
+const CPUS_TIME: Duration = Duration::from_secs(60);
 
 /// Registers every VM found on disk, adopts those whose VMM lives, and ends VMMs that belong to no
 /// VM. An error in one VM fails only that VM.
@@ -276,10 +282,11 @@ fn adopt(
     running.adopted = true;
     let (memory_mib, cpus) = (record.memory_mib(), record.cpus());
     running.room = Some(host.room.adopt(Amount::of_running(memory_mib, cpus)));
+    let changed = record.limits.clone();
     let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     info!(vm = %actor.record.name, pid, "VM adopted");
     actor.take_over(running, pid);
-    let resumes = resume_after_adoption(Arc::clone(host), Arc::clone(&handle));
+    let resumes = resume_after_adoption(Arc::clone(host), Arc::clone(&handle), changed);
     tokio::spawn(resumes);
     let _ = registry.insert(handle);
     actor.begin();
@@ -443,16 +450,22 @@ impl Actor {
 }
 
 /// Resumes a VM that the earlier daemon paused for a capture, and deflates its balloon if it was to
-/// hibernate. A VM that its user paused stays paused. Its memory is that of its record: the earlier
-/// daemon may not have finished a change.
-async fn resume_after_adoption(host: Arc<Host>, vm: Arc<VmHandle>) {
+/// hibernate. A VM that its user paused stays paused. Its memory, its vCPUs and its limits become those
+/// of its record, of which `changed` differ from those that it was made with: the earlier daemon may
+/// not have finished a change.
+async fn resume_after_adoption(host: Arc<Host>, vm: Arc<VmHandle>, changed: Limits) {
     // Otherwise it would resume a VM that this daemon has just paused, to capture it.
     let operation = vm.operate().await;
+    let socket = host.paths.control_socket(&vm.id);
+    let name = &vm.name;
+    if let Some(limits) = changed_limits(&vm, &changed).await
+        && let Err(why) = control::order(&socket, limits).await
+    {
+        warn!(vm = %name, why, "a VM's limits could not be set");
+    }
     if operation.state == VmState::Paused {
         return;
     }
-    let socket = host.paths.control_socket(&vm.id);
-    let name = &vm.name;
     let status = control::request(&socket, ControlRequest::Status).await;
     if matches!(status, Ok(ControlResponse::Status { paused: true, .. })) {
         info!(vm = %name, "resuming a VM that was being captured");
@@ -474,6 +487,40 @@ async fn resume_after_adoption(host: Arc<Host>, vm: Arc<VmHandle>) {
         if let Err(why) = control::order(&socket, memory).await {
             warn!(vm = %name, why, "a VM's memory could not be set");
         }
+    }
+    if changed.cpus.is_some() {
+        set_cpus(&host, &vm).await;
+    }
+}
+
+/// The order that sets a VM's current rate limits, if any was changed.
+async fn changed_limits(vm: &VmHandle, changed: &Limits) -> Option<ControlRequest> {
+    let rates = Limits {
+        cpus: None,
+        memory_mib: None,
+        ..changed.clone()
+    };
+    if rates.is_default() {
+        return None;
+    }
+    let ask = |reply| Command::Limits(Box::default(), reply);
+    let DeviceLimits { disks, nets } = vm.ask(ask).await.ok()?.ok()?;
+    Some(ControlRequest::SetLimits { disks, nets })
+}
+
+/// Has the guest bring as many vCPUs on line as its VM's record says, once it is ready.
+async fn set_cpus(host: &Host, vm: &VmHandle) {
+    let view = vm.when(|view| view.vm.state != VmState::Starting).await;
+    if view.vm.state != VmState::Running {
+        return;
+    }
+    let request = Request::SetCpus {
+        version: CPUS,
+        count: view.vm.cpus.into(),
+    };
+    let socket = host.paths.vsock_socket(&vm.id);
+    if let Err(why) = agent::tell(&socket, &request, CPUS_TIME).await {
+        warn!(vm = %vm.name, why, "a VM's vCPUs could not be set");
     }
 }
 

@@ -26,8 +26,10 @@ impl Actor {
         if let Some(cpus) = limits.cpus {
             self.change_share(cpus)?;
         }
-        self.record.limits.change(limits);
-        self.updated();
+        if !limits.is_default() {
+            self.record.limits.change(limits);
+            self.updated();
+        }
         Ok(DeviceLimits {
             disks: self.record.disk_limits(),
             nets: self.record.network_limit().into_iter().collect(),
