@@ -579,6 +579,33 @@ fn vms_of_an_earlier_daemon_count_towards_the_limit() {
 }
 
 #[test]
+fn a_vm_that_starts_when_the_daemon_changes_still_counts_with_its_memory() {
+    let mut daemon = Daemon::with(&["--memory-wait", "0"]);
+    let most = CreateVm {
+        memory_mib: Some(available() / 10 * 6),
+        ..bad_vm("held", None)
+    };
+    let id = daemon.create(&named("first", most)).json::<Vm>().id;
+    let starting = asked(&daemon, &format!("/v1/vms/{id}/start"), b"");
+    daemon.when("first", VmState::Starting);
+    daemon.killed();
+    drop(starting);
+    daemon.up();
+    daemon.when("first", VmState::Starting);
+    let other = || {
+        let other = CreateVm {
+            memory_mib: Some(available() / 10 * 6),
+            ..CreateVm::default()
+        };
+        daemon.run_detached(other)
+    };
+    other().error(ErrorKind::NoRoom);
+    release_guest(&daemon.vm_folder(&id));
+    daemon.when("first", VmState::Running);
+    other().json::<Vm>();
+}
+
+#[test]
 fn background_boots_give_their_memory_to_runs() {
     let daemon = Daemon::with(&["--memory-limit", "128M", "--memory-wait", "0"]);
     let run = || {

@@ -22,7 +22,7 @@ use crate::task::stop::DEFAULT_GRACE;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::durable::{LoadError, is_taken};
 use jiffy_content::error::Error;
-use jiffy_content::model::vm::{Failure, MainState, VmRecord};
+use jiffy_content::model::vm::{Failure, MainState, Spec, VmRecord};
 use jiffy_content::paths::Paths;
 use jiffy_content::room::memory::Amount;
 use jiffy_content::roots;
@@ -30,7 +30,7 @@ use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::volumes::{Lease, Volumes};
 use jiffy_jail::access::open_folder;
 use jiffy_wire::agent::{CPUS, Request};
-use jiffy_wire::api::{Limits, VmState};
+use jiffy_wire::api::{Limits, Origin, VmState};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -280,8 +280,7 @@ fn adopt(
         held,
     );
     running.adopted = true;
-    let (memory_mib, cpus) = (record.memory_mib(), record.cpus());
-    running.room = Some(host.room.adopt(Amount::of_running(memory_mib, cpus)));
+    running.room = Some(host.room.adopt(amount_of(&record)));
     let changed = record.limits.clone();
     let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     info!(vm = %actor.record.name, pid, "VM adopted");
@@ -290,6 +289,22 @@ fn adopt(
     tokio::spawn(resumes);
     let _ = registry.insert(handle);
     actor.begin();
+}
+
+/// What an adopted VM has reserved. One that is not ready yet may still take all of its memory at once.
+fn amount_of(record: &VmRecord) -> Amount {
+    let spec = Spec {
+        memory_mib: record.memory_mib(),
+        cpus: record.cpus(),
+        ..record.spec.clone()
+    };
+    match (record.state, &record.origin) {
+        (VmState::Running | VmState::Paused | VmState::Stopping, _) => {
+            Amount::of_running(spec.memory_mib, spec.cpus)
+        }
+        (_, Some(Origin::ForkedFrom(_))) => Amount::of_child(&spec),
+        _ => Amount::of(&spec),
+    }
 }
 
 /// Listens for the guest's init. If the socket can't be bound now, retries later; the VM runs on.
