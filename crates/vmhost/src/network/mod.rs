@@ -231,7 +231,12 @@ impl Network {
         let on = match &self.0 {
             State::Off(_) => return Ok(()),
             State::On(on) => on,
-            State::ByPasst(by) => return by.suits(record),
+            State::ByPasst(by) => {
+                return match &attachment.peer {
+                    Peer::Passt(_, guard) => by.suits(record, &attachment.names.servers, guard),
+                    Peer::Tap(_) => Ok(()),
+                };
+            }
         };
         let spec = spec_of(record, attachment.addresses.v4, on.everywhere)?;
         let mut inner = on.lock();

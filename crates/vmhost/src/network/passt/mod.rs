@@ -193,14 +193,21 @@ impl ByPasst {
         })
     }
 
-    /// Whether the passt of a standby is also right for this VM.
-    pub fn suits(&self, record: &VmRecord) -> Result<()> {
+    /// Whether the passt of a standby, with these name servers and this guard, is also right for this
+    /// VM, and still right for this host.
+    pub fn suits(&self, record: &VmRecord, name_servers: &[IpAddr], made: &Guard) -> Result<()> {
         self.check_record(record)?;
         let network = record.spec.network.clone().unwrap_or_default();
-        match network.ports.is_empty() && network.dns.is_empty() {
+        if !network.ports.is_empty() || !network.dns.is_empty() {
+            return Err(Error::wrong_state(
+                "A standby has neither ports nor name servers of its own.",
+            ));
+        }
+        let now = host::Resolving::of_host().servers(GATEWAY);
+        match now == name_servers && guard(&[], &now)? == *made {
             true => Ok(()),
             false => Err(Error::wrong_state(
-                "A standby has neither ports nor name servers of its own.",
+                "The host's resolvers or addresses have changed since the standby was made.",
             )),
         }
     }

@@ -70,13 +70,34 @@ fn what_needs_rules_is_refused_with_the_reason() {
 #[test]
 fn a_standby_suits_vms_without_ports_and_name_servers() {
     let by = by_passt();
-    by.suits(&record(NetworkUse::default())).unwrap();
-    by.suits(&record(with_ports(&["8080:80"]))).unwrap_err();
+    let servers = host::Resolving::of_host().servers(GATEWAY);
+    let guard = guard(&[], &servers).unwrap();
+    let suits = |network| by.suits(&record(network), &servers, &guard);
+    suits(NetworkUse::default()).unwrap();
+    suits(with_ports(&["8080:80"])).unwrap_err();
     let dns = NetworkUse {
         dns: vec!["192.0.2.1".into()],
         ..NetworkUse::default()
     };
-    by.suits(&record(dns)).unwrap_err();
+    suits(dns).unwrap_err();
+}
+
+#[test]
+fn a_standby_from_before_the_host_changed_its_network_suits_no_vm() {
+    let by = by_passt();
+    let web = record(NetworkUse::default());
+    let servers = host::Resolving::of_host().servers(GATEWAY);
+    let now = guard(&[], &servers).unwrap();
+    let before = ["198.51.100.53".parse().unwrap()];
+    let resolved = guard(&[], &before).unwrap();
+    by.suits(&web, &before, &resolved).unwrap_err();
+    // An address that the host has got, and one that it has no more.
+    let mut fewer = now.clone();
+    fewer.closed.pop().expect("an address of this host");
+    by.suits(&web, &servers, &fewer).unwrap_err();
+    let mut more = now;
+    more.closed.push((Ipv4Addr::new(198, 51, 100, 1), 32));
+    by.suits(&web, &servers, &more).unwrap_err();
 }
 
 #[test]
