@@ -365,17 +365,32 @@ pub fn restoring(saved: &Saved, start_main: bool) -> Restoring {
     }
 }
 
-/// The key of VMs of this shape, with an image of this id and files with these digests.
-pub fn key_of(shape: &Spec, image: &str, digests: &[String]) -> Option<String> {
-    let mut hasher = blake3::Hasher::new();
-    let line = command_line(shape, shape.cpus).ok()?;
+/// What a VM of this shape has.
+fn parts_of(shape: &Spec) -> String {
     let interface = shape.network.is_some();
     let memory = match shape.max_memory_mib {
         Some(most) => format!("{} of {most}", shape.memory_mib),
         None => shape.memory_mib.to_string(),
     };
-    let shape = format!("{} {memory} {:?} {interface}", shape.vcpus(), shape.pages);
-    let texts = [env!("CARGO_PKG_VERSION"), &line, &shape, image];
+    format!("{} {memory} {:?} {interface}", shape.vcpus(), shape.pages)
+}
+
+/// Do VMs of these shapes differ only by the contents of their image, kernel and programs? Then a
+/// golden snapshot of the one replaces that of the other.
+pub fn is_same_kind(one: &Spec, other: &Spec) -> bool {
+    let kind = |shape: &Spec| {
+        let line = command_line(shape, shape.cpus).ok();
+        (line, parts_of(shape))
+    };
+    (&one.kernel, &one.image) == (&other.kernel, &other.image) && kind(one) == kind(other)
+}
+
+/// The key of VMs of this shape, with an image of this id and files with these digests.
+pub fn key_of(shape: &Spec, image: &str, digests: &[String]) -> Option<String> {
+    let mut hasher = blake3::Hasher::new();
+    let line = command_line(shape, shape.cpus).ok()?;
+    let parts = parts_of(shape);
+    let texts = [env!("CARGO_PKG_VERSION"), &line, &parts, image];
     for text in texts.into_iter().chain(digests.iter().map(String::as_str)) {
         hasher.update(text.as_bytes());
         hasher.update(&[0]);

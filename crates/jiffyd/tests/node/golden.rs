@@ -2,9 +2,10 @@
 
 use crate::daemon::{Daemon, command, eventually, id_of, kill, shell, tar_of, vm, vmms};
 use crate::images::{by_name, configs, encoded, pull, push};
+use crate::network;
 use crate::registry::Registry;
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{CreateVm, ErrorKind, Origin, Pruned, Snapshot, Vm};
+use jiffy_wire::api::{CreateVm, ErrorKind, NetworkUse, Origin, Pruned, Snapshot, Vm};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
@@ -94,6 +95,29 @@ fn the_second_run_starts_from_a_golden_snapshot() {
     assert!(golden(&daemon).is_empty());
     assert_eq!(fs::read_dir(daemon.data.join("golden")).unwrap().count(), 0);
     assert_eq!(run(&daemon, restored()).1, None);
+}
+
+#[test]
+fn vms_with_and_without_a_network_keep_their_golden_snapshots() {
+    let daemon = network::daemon();
+    let connected = || vm(command(&["true"]));
+    let alone = || CreateVm {
+        network: NetworkUse {
+            name: Some("none".into()),
+            ..NetworkUse::default()
+        },
+        ..connected()
+    };
+    run(&daemon, connected());
+    let first = made(&daemon);
+    assert_eq!(run(&daemon, alone()).1, None);
+    eventually("another one is made", || {
+        let now = golden(&daemon);
+        now.iter().any(|it| it.name != first.name)
+    });
+    assert_eq!(golden(&daemon).len(), 2);
+    assert_eq!(run(&daemon, connected()).1, Some(Origin::Golden));
+    assert_eq!(run(&daemon, alone()).1, Some(Origin::Golden));
 }
 
 #[test]

@@ -71,24 +71,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
     };
     match node.make_golden(shape.clone(), &key, &mut room).await {
         Ok(saved) => {
-            let same_kind = |old: &Saved| {
-                let old = &old.manifest.spec;
-                (
-                    &old.kernel,
-                    &old.image,
-                    old.cpus,
-                    old.vcpus(),
-                    old.memory_mib,
-                    old.max_memory_mib,
-                ) == (
-                    &shape.kernel,
-                    &shape.image,
-                    shape.cpus,
-                    shape.vcpus(),
-                    shape.memory_mib,
-                    shape.max_memory_mib,
-                )
-            };
+            let same_kind = |old: &Saved| golden::is_same_kind(&old.manifest.spec, &shape);
             for (_, old) in goldens.take(same_kind) {
                 goldens.discard(&old.folder, "a newer one of its kind was made");
             }
