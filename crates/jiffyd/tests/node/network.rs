@@ -1,8 +1,9 @@
 //! VMs on a network: a daemon in a network namespace of the test, which needs root.
 
 use crate::client::Answer;
-use crate::daemon::{Daemon, eventually, named, status_of};
+use crate::daemon::{Daemon, bad_vm, eventually, id_of, named, run_of, shell, status_of};
 use crate::images::{configs, layout};
+use crate::room::asked;
 use crate::snapshots::{assert_span_order, counter};
 use jiffy_net::pool::Ranges;
 use jiffy_net::rules::{Rules, table::Base};
@@ -50,6 +51,12 @@ pub fn begin(daemon: &mut Daemon) {
 fn has_link(id: &str) -> bool {
     let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
     text.contains(&format!("jf-{id}:"))
+}
+
+/// Number of links of VMs, and of those that are prepared. One more belongs to the node.
+fn links() -> usize {
+    let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    text.matches("jf-").count() - 1
 }
 
 fn network(vm: &Vm) -> VmNetwork {
@@ -110,6 +117,27 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
     assert!(has_link(&vm.id));
     assert_eq!(daemon.delete("/v1/vms/web?force=true").status, 204);
     assert!(!has_link(&vm.id), "at once");
+}
+
+#[test]
+fn a_run_whose_client_leaves_while_it_waits_for_its_name_leaves_no_link() {
+    let daemon = daemon();
+    let slow = CreateVm {
+        remove: true,
+        ..named("web", bad_vm("slow-off", Some(shell("true"))))
+    };
+    let frames = daemon.run(slow);
+    let off = daemon.vm_folder(&id_of(&frames)).join("off");
+    eventually("it is ending", || off.exists());
+    eventually("a link is prepared besides its own", || links() == 2);
+    let next = run_of(named("web", CreateVm::default()), true);
+    let waiting = asked(&daemon, "/v1/run", &serde_json::to_vec(&next).unwrap());
+    eventually("the run has taken it, and another one is prepared", || {
+        links() == 3
+    });
+    drop(waiting);
+    eventually("it is given back", || links() == 2);
+    assert!(off.exists(), "its name is still in use");
 }
 
 #[test]
@@ -302,10 +330,6 @@ fn a_link_is_prepared_for_the_next_run_and_removed_if_refused() {
     let first: Vm = daemon
         .run_detached(on(NetworkUse::default(), "first"))
         .json();
-    let links = || {
-        let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-        text.matches("jf-").count() - 1
-    };
     eventually("the next link is there", || links() == 2);
     // The name is taken: the promised link is removed, and the next one is made.
     daemon

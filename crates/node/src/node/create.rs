@@ -12,6 +12,7 @@ use jiffy_vmhost::clients::Cursor;
 use jiffy_vmhost::folders;
 use jiffy_vmhost::handle::{Command, View, VmHandle};
 use jiffy_vmhost::launch::Standby;
+use jiffy_vmhost::network::Network;
 use jiffy_vmhost::task;
 use jiffy_wire::api::{Action, CreateVm, RootDisk};
 use std::fs;
@@ -34,6 +35,22 @@ impl Drop for Unfinished {
             runtime.spawn(async move {
                 let _ = vm.ask(|reply| Command::Remove(true, reply)).await;
             });
+        }
+    }
+}
+
+/// Gives back the link that was prepared for a VM with this id, if it is dropped before the VM is
+/// registered: its name is in use, or the client left.
+struct Unregistered<'a> {
+    network: &'a Network,
+    id: &'a str,
+    is_registered: bool,
+}
+
+impl Drop for Unregistered<'_> {
+    fn drop(&mut self) {
+        if !self.is_registered {
+            self.network.forget(self.id);
         }
     }
 }
@@ -65,10 +82,15 @@ impl Node {
             Some(standby) => standby.id.clone(),
             None => self.new_id(&spec),
         };
+        let mut unregistered = Unregistered {
+            network: &self.host.network,
+            id: &id,
+            is_registered: false,
+        };
         let known = self.register_vm(chosen, spec, id.clone(), standby.as_ref());
-        let vm = known
-            .await
-            .inspect_err(|_| _ = self.host.network.forget(&id))?;
+        let vm = known.await?;
+        unregistered.is_registered = true;
+        drop(unregistered);
         let cursor = Cursor::new(&vm.clients);
         let (node, made) = (Arc::clone(self), Arc::clone(&vm));
         let rest = async move {
