@@ -144,6 +144,8 @@ pub(super) async fn stop(
         Duration::from_millis(grace.min(MAX_GRACE).into())
     });
     let vm = node.find(&vm)?;
+    // Its memory is on disk until then, and its programs can't end in order.
+    node.wake_settled(&vm).await;
     if vm.view.borrow().vm.state == VmState::Hibernated {
         let name = &vm.name;
         return Err(Error::wrong_state(format!("The VM {name} is hibernated."))

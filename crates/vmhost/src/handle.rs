@@ -14,6 +14,7 @@ use jiffy_wire::api::{Limits, NetworkPolicy, Vm, VmState};
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::{DiskLimit, NetLimit};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot, watch};
 
@@ -123,6 +124,8 @@ pub struct VmHandle {
     pub input: watch::Receiver<Option<InputPort>>,
     /// Wakes it on demand, once for all who ask.
     pub waking: SingleFlight<Result<()>>,
+    /// Whether its last start was a wake.
+    pub was_asleep: AtomicBool,
     /// See [`VmHandle::operate`].
     pub(crate) operation: Mutex<()>,
     /// True while it is being hibernated.

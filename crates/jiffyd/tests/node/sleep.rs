@@ -1,11 +1,12 @@
 //! VMs that hibernate and wake.
 
 use crate::client::{connect, request};
-use crate::daemon::is_alive;
 use crate::daemon::{
-    Daemon, bad_vm, eventually, kill, named, release_guest, shell, status_of, vm_record, vmms,
+    Daemon, bad_vm, command, eventually, is_alive, kill, named, release_guest, shell, status_of,
+    vm_record, vmms,
 };
 use crate::snapshots::{assert_span_order, counter};
+use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
 use jiffy_wire::timeline::names;
 use serde_json::Value;
@@ -14,7 +15,58 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_stop_during_a_wake_lets_programs_end_in_order() {
+    let daemon = Daemon::start();
+    let vm = named("box", bad_vm("held", Some(command(&["sleep", "1000"]))));
+    let id = daemon.create(&vm).json::<Vm>().id;
+    let folder = daemon.vm_folder(&id);
+    release_guest(&folder);
+    daemon.post("/v1/vms/box/start", b"").json::<Vm>();
+    daemon
+        .post("/v1/vms/box/hibernate", b"")
+        .json::<Hibernated>();
+    fs::remove_file(folder.join("go")).unwrap();
+    thread::scope(|scope| {
+        let wake = scope.spawn(|| daemon.post("/v1/vms/box/wake", b""));
+        daemon.when("box", VmState::Starting);
+        let stop = scope.spawn(|| daemon.post("/v1/vms/box/stop", b"").json::<Vm>());
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(daemon.vm("box").state, VmState::Starting);
+        release_guest(&folder);
+        let ended = stop.join().unwrap();
+        assert_eq!(ended.state, VmState::Exited);
+        assert_eq!(ended.exit, Some(ExitStatus::Signal(15)), "by SIGTERM");
+        wake.join().unwrap();
+    });
+}
+
+#[test]
+fn a_stop_during_a_wake_that_fails_keeps_the_vm_hibernated() {
+    let daemon = Daemon::start();
+    let vm = named("box", bad_vm("held", Some(shell("sleep 1000"))));
+    let id = daemon.create(&vm).json::<Vm>().id;
+    let folder = daemon.vm_folder(&id);
+    release_guest(&folder);
+    daemon.post("/v1/vms/box/start", b"").json::<Vm>();
+    daemon
+        .post("/v1/vms/box/hibernate", b"")
+        .json::<Hibernated>();
+    fs::remove_file(folder.join("go")).unwrap();
+    thread::scope(|scope| {
+        let wake = scope.spawn(|| daemon.post("/v1/vms/box/wake", b""));
+        daemon.when("box", VmState::Starting);
+        eventually("it has a monitor", || daemon.vm("box").pid.is_some());
+        let stop = scope.spawn(|| daemon.post("/v1/vms/box/stop", b""));
+        thread::sleep(Duration::from_millis(300));
+        kill(daemon.vm("box").pid.expect("a monitor"));
+        stop.join().unwrap().error(ErrorKind::WrongState);
+        assert_ne!(wake.join().unwrap().status, 200);
+    });
+    assert_eq!(daemon.vm("box").state, VmState::Hibernated);
+}
 
 #[test]
 fn a_vm_hibernates_and_wakes_unchanged() {

@@ -21,6 +21,7 @@ use jiffy_wire::timeline::names;
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -178,7 +179,17 @@ impl Node {
         let beginning = Beginning::Restore(Box::new(restoring));
         let mut plan = Plan::new(kernel, root, disks, beginning, (received_ns, lookup_ns));
         plan.room = Some(room);
+        vm.was_asleep.store(true, Ordering::Relaxed);
         self.hand_over(vm, plan).await
+    }
+
+    /// Waits until a wake of the VM that is in progress has succeeded or failed.
+    pub async fn wake_settled(&self, vm: &VmHandle) {
+        // The earlier daemon may have begun it.
+        let sleeps = || folders::is_asleep(&self.host.paths.vm(&vm.id));
+        if vm.was_asleep.load(Ordering::Relaxed) || sleeps() {
+            vm.when(|view| view.vm.state != VmState::Starting).await;
+        }
     }
 
     /// Wakes a hibernated or hibernating VM, once for all concurrent requests. Each waits for memory and

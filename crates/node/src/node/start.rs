@@ -21,6 +21,7 @@ use jiffy_wire::api::{Origin, Purpose, RootDisk, VmState};
 use jiffy_wire::vmm::Disk;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl Node {
     /// Starts a VM; returns when its VMM is spawned.
@@ -59,6 +60,7 @@ impl Node {
                 Some(self.reserve(vm, Purpose::Start, amount, 1).await?)
             }
         };
+        vm.was_asleep.store(false, Ordering::Relaxed);
         let _begins = self.beginning.read().await;
         let mut plan = match &vm.spec.from {
             Some(from) => self.prepare_from(vm, from, received_ns).await?,

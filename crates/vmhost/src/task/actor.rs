@@ -28,6 +28,7 @@ use jiffy_wire::trace::MARK_GATE_PASSED;
 use jiffy_wire::vmm::VmmEvent;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::block_in_place;
@@ -144,6 +145,7 @@ pub(super) fn new(
         clients: Arc::clone(&clients),
         activity: Arc::default(),
         waking: SingleFlight::default(),
+        was_asleep: AtomicBool::default(),
         input: input_out,
         mailbox: mailbox_in,
     });
