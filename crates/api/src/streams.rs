@@ -210,7 +210,8 @@ async fn proxied<T: ToClient>(
 ) -> Result<Response> {
     let in_use = vm.activity.begin(what);
     let socket = on_behalf_of(caller, node.awake_socket(&vm)).await?;
-    let agent = agent::ask(&socket, &request)
+    let agent = node
+        .ask_agent(&vm, &socket, &request)
         .await
         .map_err(|error| agent_failed(&vm.name, &error))?;
     Ok(switch(stream, move |stream| async move {

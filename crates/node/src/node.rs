@@ -274,8 +274,11 @@ impl Node {
         self.images.sweep();
     }
 
-    /// Has every VM's task save its unsaved state.
-    pub async fn flush(&self) {
+    /// The daemon ends: VMs that it held up run on, and every VM's task saves its unsaved state.
+    pub async fn flush(self: &Arc<Self>) {
+        if timeout(FLUSH_TIME, pressure::end(self)).await.is_err() {
+            warn!("some VMs that were halted were not resumed in time");
+        }
         let flushed = async {
             for vm in self.registry.all() {
                 let _ = vm.ask(Command::Flush).await;

@@ -161,6 +161,9 @@ fn main() {
     if vm.script.start_failed {
         vm.finish(ExitReason::StartFailed, "The kernel /x is not bootable.");
     }
+    if vm.script.grows {
+        spawn(&vm, Vm::grow);
+    }
     spawn(&vm, move |vm| serve(&control, vm, Vm::control));
     let vsock = jailed::listener(&vm.config.vsock.as_ref().unwrap().path);
     spawn(&vm, move |vm| serve(&vsock, vm, Vm::vsock));
@@ -273,6 +276,20 @@ fn now_ns() -> u64 {
 }
 
 impl Vm {
+    /// Uses 128 KiB more every 50 ms while it has vCPUs.
+    fn grow(self: &Arc<Vm>) {
+        let mut used = Vec::new();
+        while !Path::new("enough").exists() {
+            if !*self.paused.lock().unwrap() {
+                used.push(vec![1u8; 128 << 10]);
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        loop {
+            thread::park();
+        }
+    }
+
     fn event(&self, event: &VmmEvent) {
         let mut line = serde_json::to_vec(event).unwrap();
         line.push(b'\n');

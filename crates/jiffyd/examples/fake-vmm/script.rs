@@ -69,6 +69,8 @@ pub struct Script {
     pub busy: bool,
     /// The guest uses 96 MiB.
     pub uses_memory: bool,
+    /// The guest uses more and more memory until the file `enough` exists in the VM's folder.
+    pub grows: bool,
     /// The guest neither gives memory back nor takes more.
     pub keeps_memory: bool,
 }
@@ -107,6 +109,7 @@ impl Script {
                 Some("spare-memory") => script.spare_memory = true,
                 Some("busy") => script.busy = true,
                 Some("uses-memory") => script.uses_memory = true,
+                Some("grows") => script.grows = true,
                 Some("keeps-memory") => script.keeps_memory = true,
                 Some("held") => script.held = true,
                 Some(other) => panic!("fake={other}"),

@@ -1,12 +1,13 @@
 //! Hosts with little memory left: memory is reclaimed from idle VMs.
 
 use crate::daemon::{Daemon, bad_vm, eventually, named, shell, status_of};
-use crate::room::patient;
-use crate::snapshots::ask_vmm;
+use crate::room::{self, patient};
+use crate::snapshots::{ask_control, ask_vmm};
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{CreateVm, ErrorKind, IdleAction, IdlePolicy, Vm, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, IdleAction, IdlePolicy, Priority, Vm, VmState};
 use std::fs;
-use std::thread::sleep;
+use std::path::PathBuf;
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 /// A VM with this action after an idle hour.
@@ -90,6 +91,55 @@ fn idle_vms_hibernate_and_busy_guests_give_up_caches() {
     run(&daemon, idles("other", IdleAction::Hibernate));
     sleep(Duration::from_secs(6));
     assert_eq!(daemon.vm("other").state, VmState::Running);
+}
+
+/// A daemon and two VMs that grow on a host with too little memory: while the first grows, the second
+/// is halted. Returns their folders.
+fn one_of_two_halted() -> (Daemon, [PathBuf; 2]) {
+    let reserve = format!("{}M", room::available() * 2);
+    let daemon = Daemon::with(&["--memory-reserve", &reserve]);
+    let folders = [("first", Priority::High), ("second", Priority::Low)].map(|(name, priority)| {
+        let vm = CreateVm {
+            priority,
+            ..named(name, bad_vm("grows", None))
+        };
+        daemon.vm_folder(&daemon.run_detached(vm).json::<Vm>().id)
+    });
+    eventually("one is halted", || is_halted(&daemon, "second"));
+    (daemon, folders)
+}
+
+fn is_halted(daemon: &Daemon, name: &str) -> bool {
+    let error = daemon.vm(name).error;
+    error.is_some_and(|why| why.contains("it is halted"))
+}
+
+#[test]
+fn a_command_in_a_halted_vm_waits_until_it_is_resumed() {
+    let (daemon, [first, _]) = one_of_two_halted();
+    thread::scope(|scope| {
+        let exec = scope.spawn(|| exec(&daemon, "second"));
+        // A guest that does not accept the connection is given up after 20 s.
+        sleep(Duration::from_secs(22));
+        assert!(!exec.is_finished());
+        assert!(is_halted(&daemon, "second"));
+        fs::write(first.join("enough"), "").unwrap();
+        exec.join().unwrap();
+    });
+}
+
+#[test]
+fn halted_vms_run_on_when_the_daemon_ends() {
+    let (mut daemon, folders) = one_of_two_halted();
+    let second = daemon.vm("second").id;
+    let control = daemon.run_folder(&second).join("control.sock");
+    let status = || ask_control(&control, "\"status\"\n");
+    eventually("its vCPUs stop", || status().contains("\"paused\":true"));
+    daemon.shut_down();
+    assert!(status().contains("\"paused\":false"), "{}", status());
+    for folder in folders {
+        fs::write(folder.join("enough"), "").unwrap();
+    }
 }
 
 #[test]

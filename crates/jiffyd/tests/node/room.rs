@@ -499,7 +499,7 @@ fn concurrent_forks_get_all_their_children_or_none() {
 }
 
 /// Memory available on the host, MiB.
-fn available() -> u32 {
+pub fn available() -> u32 {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"));
     let kib: u32 = line

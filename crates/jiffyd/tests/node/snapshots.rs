@@ -643,7 +643,12 @@ fn a_snapshot_of_another_cpu_is_refused_with_lacking_features() {
 pub fn ask_vmm(daemon: &Daemon, vm: &str, request: &str) -> String {
     let id = daemon.vm(vm).id;
     let path = daemon.folder.path().join("run/vms").join(id);
-    let mut stream = UnixStream::connect(path.join("control.sock")).unwrap();
+    ask_control(&path.join("control.sock"), request)
+}
+
+/// Sends a request to a VMM's control socket.
+pub fn ask_control(socket: &Path, request: &str) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();

@@ -71,6 +71,15 @@ impl Pressure {
     }
 }
 
+/// The daemon ends: VMs that were halted or throttled run on, because none watches them until the next
+/// one starts.
+pub(super) async fn end(node: &Arc<Node>) {
+    let lifting = Arc::clone(node);
+    let lifted = tokio::task::spawn_blocking(move || lifting.lift_limits_for_good());
+    node.resume_all_for_good().await;
+    let _ = lifted.await;
+}
+
 /// Watches the host's memory as long as VMs run.
 pub(super) async fn watch_memory(node: Arc<Node>) {
     let total = node

@@ -5,14 +5,19 @@ use super::super::Node;
 use crate::idle::sample::resident_kib;
 use crate::pressure::level::Halts;
 use jiffy_sys::mutex::lock;
+use jiffy_vmhost::agent::{self, AgentError};
 use jiffy_vmhost::handle::VmHandle;
+use jiffy_wire::agent::Request;
 use jiffy_wire::api::{Priority, VmState};
 use jiffy_wire::vmm::ControlRequest;
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
+use tokio::net::UnixStream;
+use tokio::sync::Notify;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 use tracing::{debug, error, info, warn};
 
 /// Smallest growth between two checks that counts, KiB.
@@ -25,7 +30,11 @@ const OVERHEAD: u64 = 8;
 
 /// Growth of VMs while memory is low.
 #[derive(Debug, Default)]
-pub(super) struct Growth(Mutex<State>);
+pub(super) struct Growth {
+    state: Mutex<State>,
+    /// Notifies when a VM is halted or not halted any more.
+    changed: Notify,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -35,6 +44,8 @@ struct State {
     halted: HashMap<String, oneshot::Sender<()>>,
     /// Whether it was logged that no idle VM can free memory.
     logged: bool,
+    /// The daemon ends: no VM is halted any more.
+    is_over: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -72,8 +83,33 @@ impl Growth {
         self.state().halted.contains_key(id)
     }
 
+    /// Waits until the VM with this id is halted (true), or is not.
+    pub(super) async fn when_halted(&self, id: &str, halted: bool) {
+        loop {
+            let changed = self.changed.notified();
+            if self.is_halted(id) == halted {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.0)
+        lock(&self.state)
+    }
+
+    /// Resumes all VMs; returns their ids. If the daemon ends, halts no other.
+    fn resume_all(&self, is_over: bool) -> Vec<String> {
+        let mut state = self.state();
+        let over = state.is_over || is_over;
+        let next = State {
+            is_over: over,
+            ..State::default()
+        };
+        let before = std::mem::replace(&mut *state, next);
+        drop(state);
+        self.changed.notify_waiters();
+        before.halted.into_keys().collect()
     }
 }
 
@@ -139,6 +175,9 @@ impl Node {
         halts: Halts,
     ) {
         let mut state = self.pressure.growth.state();
+        if state.is_over {
+            return;
+        }
         let halted = &mut state.halted;
         let resumed = match halts {
             Halts::All => None,
@@ -151,6 +190,7 @@ impl Node {
         };
         if let Some(vm) = resumed {
             halted.remove(&vm.id);
+            self.pressure.growth.changed.notify_waiters();
         }
         if matches!(halts, Halts::Resume | Halts::ResumeInTurn) {
             return;
@@ -159,6 +199,7 @@ impl Node {
             if resumed.is_none_or(|one| one.id != vm.id) {
                 let (release, released) = oneshot::channel();
                 halted.insert(vm.id.clone(), release);
+                self.pressure.growth.changed.notify_waiters();
                 tokio::spawn(Arc::clone(self).halt(Arc::clone(vm), released));
             }
         }
@@ -177,12 +218,43 @@ impl Node {
 
     /// There is enough memory: resumes all VMs.
     pub(super) fn resume_all(&self) {
-        *self.pressure.growth.state() = State::default();
+        self.pressure.growth.resume_all(false);
+    }
+
+    /// The daemon ends: resumes all VMs, and halts none any more. No daemon would watch them.
+    pub(super) async fn resume_all_for_good(&self) {
+        for id in self.pressure.growth.resume_all(true) {
+            // It is resumed when its halt is over.
+            if let Some(vm) = self.registry.get(&id) {
+                drop(vm.operate().await);
+            }
+        }
+    }
+
+    /// Sends a request to a VM's agent. A VM that is halted, or is halted meanwhile, gets it when it
+    /// has been resumed.
+    pub async fn ask_agent(
+        &self,
+        vm: &VmHandle,
+        socket: &Path,
+        request: &Request,
+    ) -> Result<UnixStream, AgentError> {
+        let growth = &self.pressure.growth;
+        loop {
+            growth.when_halted(&vm.id, false).await;
+            tokio::select! {
+                asked = agent::ask(socket, request) => return asked,
+                () = growth.when_halted(&vm.id, true) => {}
+            }
+        }
     }
 
     /// Halts a VM until it is released or is being ended.
-    async fn halt(self: Arc<Self>, vm: Arc<VmHandle>, released: oneshot::Receiver<()>) {
-        if let Some(_one) = vm.try_operate().filter(|one| one.state == VmState::Running) {
+    async fn halt(self: Arc<Self>, vm: Arc<VmHandle>, mut released: oneshot::Receiver<()>) {
+        let one = vm.try_operate().filter(|one| one.state == VmState::Running);
+        // One that was released before this began need not stop, and the daemon may be ending.
+        let is_wanted = released.try_recv() != Err(TryRecvError::Closed);
+        if one.is_some() && is_wanted {
             info!(vm = %vm.name, "memory is nearly used up: a growing VM is halted");
             let paused = self.order(&vm, "halted", ControlRequest::Pause).await;
             if let Err(error) = paused {
@@ -204,6 +276,7 @@ impl Node {
             }
         }
         self.pressure.growth.state().halted.remove(&vm.id);
+        self.pressure.growth.changed.notify_waiters();
     }
 }
 

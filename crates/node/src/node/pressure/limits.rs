@@ -5,7 +5,7 @@ use super::super::Node;
 use super::halt::Growing;
 use jiffy_sys::mutex::lock;
 use jiffy_vmhost::handle::VmHandle;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Only one thread sets limits at a time.
@@ -14,6 +14,8 @@ pub(super) struct Limits {
     /// How often all limits were lifted: limits from before a lift are not set any more.
     lifts: AtomicU64,
     turn: Mutex<()>,
+    /// The daemon ends: no limits are set any more.
+    is_over: AtomicBool,
 }
 
 impl Node {
@@ -50,10 +52,23 @@ impl Node {
             };
             let Some(_turn) = turn else { return };
             for (pid, bytes) in limits {
-                if set.lifts.load(Ordering::Relaxed) == lifts {
+                let is_over = bytes.is_some() && set.is_over.load(Ordering::Relaxed);
+                if set.lifts.load(Ordering::Relaxed) == lifts && !is_over {
                     node.host.launcher.limit_growth(pid, bytes);
                 }
             }
         });
+    }
+
+    /// The daemon ends: lifts the limits of all VMs, and sets none any more.
+    pub(super) fn lift_limits_for_good(&self) {
+        let set = &self.pressure.limits;
+        set.is_over.store(true, Ordering::Relaxed);
+        let _turn = lock(&set.turn);
+        for vm in self.registry.all() {
+            if let Some(pid) = vm.view.borrow().vm.pid {
+                self.host.launcher.limit_growth(pid, None);
+            }
+        }
     }
 }
