@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 struct Served {
     socket: PathBuf,
@@ -47,8 +48,15 @@ fn answer(stream: UnixStream, all: &All) {
 
 fn perform(request: PagerRequest, all: &All) -> PagerResponse {
     // The place at which a test wants a late pager.
-    if matches!(request, PagerRequest::Stats { .. }) && std::path::Path::new("late").exists() {
-        thread::sleep(std::time::Duration::from_millis(300));
+    if matches!(request, PagerRequest::Stats { .. }) && Path::new("late").exists() {
+        thread::sleep(Duration::from_millis(300));
+    }
+    // A slow one at the end of a service.
+    if matches!(request, PagerRequest::Forget { .. }) && Path::new("slow").exists() {
+        fs::write("forgetting", b"").unwrap();
+        while Path::new("slow").exists() {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
     let mut all = all.lock().unwrap();
     match request {

@@ -271,22 +271,17 @@ impl Goldens {
         }
     }
 
-    /// Ends the standbys that have a lazy disk: its cache can't be trimmed while it is open.
-    pub async fn end_lazy_standbys(&self) {
-        let lazy: Vec<(String, Standby)> = {
-            let mut index = self.lock();
-            let standbys = std::mem::take(&mut index.standbys);
-            let is_lazy = |key: &str| {
-                let saved = index.by_key.get(key);
-                saved.is_some_and(|saved| saved.manifest.lazy_root.is_some())
-            };
-            let (lazy, others) = standbys.into_iter().partition(|(key, _)| is_lazy(key));
-            index.standbys = others;
-            lazy
+    /// Takes the standbys that have a lazy disk, to end them: its cache can't be trimmed while it is open.
+    pub fn take_lazy_standbys(&self) -> Vec<Standby> {
+        let mut index = self.lock();
+        let standbys = std::mem::take(&mut index.standbys);
+        let is_lazy = |key: &str| {
+            let saved = index.by_key.get(key);
+            saved.is_some_and(|saved| saved.manifest.lazy_root.is_some())
         };
-        for (_, standby) in lazy {
-            standby.end().await;
-        }
+        let (lazy, others): (Vec<_>, _) = standbys.into_iter().partition(|(key, _)| is_lazy(key));
+        index.standbys = others;
+        lazy.into_iter().map(|(_, standby)| standby).collect()
     }
 
     /// Ends all standbys; the snapshots are kept.

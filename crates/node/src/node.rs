@@ -131,8 +131,8 @@ pub struct Node {
     snapshots: Arc<Snapshots>,
     /// Digests of kernels and other files that VMs are made of.
     digests: Arc<Digests>,
-    /// Held for reading while a VM begins and is not yet known to use its disk; for writing while
-    /// unused disks are closed.
+    /// Held for reading while a VM begins and is not yet known to use its disk; for writing while it
+    /// is decided which disks are unused and closed.
     beginning: RwLock<()>,
     /// Since when VMs are idle.
     watches: Watches,

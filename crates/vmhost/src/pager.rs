@@ -39,7 +39,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
-use tokio::sync::RwLock;
+use tokio::sync::{OwnedMutexGuard, RwLock, RwLockWriteGuard};
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
@@ -284,14 +284,28 @@ impl Pager {
         join_all(closed).await;
     }
 
-    /// Runs `work` while no disk is opened. Does not run it if a disk is being opened now, which
+    /// Begins to trim the caches: decides at once that all disks which do not satisfy `wanted` are
+    /// closed, except those that another request is about. `None` if a disk is being opened now, which
     /// may take long.
-    pub async fn while_closed<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Option<T> {
-        let _alone = self.trimming.try_write().ok()?;
-        tokio::task::spawn_blocking(work).await.ok()
+    pub fn begin_trimming(&self, wanted: impl Fn(&str) -> bool) -> Option<Trimming<'_>> {
+        let alone = self.trimming.try_write().ok()?;
+        let mut state = self.state();
+        let mut names: Vec<String> = state.disks.keys().cloned().collect();
+        names.retain(|name| !wanted(name));
+        let turns = names.into_iter().filter_map(|name| {
+            let turn = self.orders.try_turn(&name)?;
+            Some((name, turn))
+        });
+        let closing: Vec<_> = turns.collect();
+        for (name, _) in &closing {
+            state.disks.remove(name);
+        }
+        drop(state);
+        Some(Trimming {
+            pager: self,
+            closing,
+            _alone: alone,
+        })
     }
 
     /// Fetches all missing chunks of a disk. Nothing of it is evicted while the result is held,
@@ -510,6 +524,28 @@ impl Pager {
         {
             process.kill();
         }
+    }
+}
+
+/// The right to trim caches. While it exists no disk is opened: who wants to open one waits, and finds
+/// those closed that are being closed.
+#[derive(Debug)]
+#[must_use = "disks that were to be closed stay open in the pager if this is dropped"]
+pub struct Trimming<'a> {
+    pager: &'a Pager,
+    closing: Vec<(String, OwnedMutexGuard<()>)>,
+    _alone: RwLockWriteGuard<'a, ()>,
+}
+
+impl Trimming<'_> {
+    /// Closes the disks, and runs `work` after that.
+    pub async fn close_and_run<T: Send + 'static>(
+        self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let names = self.closing.iter().map(|(name, _)| name);
+        join_all(names.map(|name| self.pager.stop_serving(name))).await;
+        tokio::task::spawn_blocking(work).await.ok()
     }
 }
 

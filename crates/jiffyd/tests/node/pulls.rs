@@ -1,7 +1,7 @@
 //! Pulls with failures of the registry, the disk or the daemon.
 
 use crate::client::connect;
-use crate::daemon::{Daemon, command, eventually, vm};
+use crate::daemon::{Daemon, command, eventually, named, vm};
 use crate::gate::{Gate, Hold};
 use crate::images::{by_name, encoded, noise, pull, push, steps};
 use crate::registry::Registry;
@@ -11,7 +11,9 @@ use jiffy_registry::{
     Client, ClientOptions, Credentials, Reference, RegistryError, RemoteArtifact,
 };
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{ApiError, CreateVm, ErrorKind, Image, PullImage, PullStep, RegistryAccess};
+use jiffy_wire::api::{
+    ApiError, CreateVm, ErrorKind, Image, PullImage, PullStep, RegistryAccess, Vm,
+};
 use jiffy_wire::pager::{Origin, RegistryOrigin};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -469,6 +471,43 @@ fn cached_disk_contents_stay_within_the_cache_size() {
         names(&daemon).contains(&name),
         "the image is there as before"
     );
+}
+
+#[test]
+fn vms_start_while_a_disk_is_closed_to_trim_its_cache() {
+    let registry = Registry::start();
+    let maker = Daemon::start();
+    let tar = crate::daemon::tar_of(&[("noise", &noise(3 << 20))]);
+    maker
+        .post("/v1/images/mine?kind=root", &tar)
+        .json::<Image>();
+    let name = registry.name("mine:1");
+    push(&maker, "mine", &name).unwrap();
+    let daemon = Daemon::with(&["--cache", "1M"]);
+    pull(&daemon, &by_name(&name)).unwrap();
+    let cold = |name: &str| CreateVm {
+        cold: true,
+        ..named(name, CreateVm::default())
+    };
+    let lazy = CreateVm {
+        image: Some(name),
+        ..cold("lazy")
+    };
+    daemon.run_detached(lazy).json::<Vm>();
+    // As if its guest had read everything.
+    let disk = fs::read_dir(daemon.data.join("disks")).unwrap().next();
+    let disk = disk.unwrap().unwrap().path();
+    fs::write(disk.join("contents"), noise(3 << 20)).unwrap();
+    let run = daemon.folder.path().join("run");
+    fs::write(run.join("slow"), "").unwrap();
+    daemon.delete("/v1/vms/lazy?force=true");
+    eventually("its disk is being closed", || {
+        run.join("forgetting").exists()
+    });
+    daemon.run_detached(cold("other")).json::<Vm>();
+    let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+    assert!(!log.contains("did not stop serving"), "it waited for that");
+    fs::remove_file(run.join("slow")).unwrap();
 }
 
 pub fn with(access: RegistryAccess, name: &str) -> PullImage {

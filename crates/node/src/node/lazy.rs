@@ -62,7 +62,7 @@ impl Node {
         }
     }
 
-    /// While this is held, no disk is closed or trimmed.
+    /// While this is held, no disk that is open is closed, and none is trimmed after it was opened.
     pub(crate) async fn hold_disks(&self) -> RwLockReadGuard<'_, ()> {
         self.beginning.read().await
     }
@@ -91,7 +91,7 @@ impl Node {
             return;
         }
         let (mut first, mut last) = (None, u64::MAX);
-        // One cache at a time, because VMs that start wait meanwhile.
+        // One cache at a time, because VMs that open a disk wait meanwhile.
         while let Some(kept) = self.evict_one(limit).await {
             let before = *first.get_or_insert(kept.before);
             let goes_on = kept.after > limit && !kept.dropped.is_empty() && kept.before < last;
@@ -112,13 +112,20 @@ impl Node {
 
     /// Drops data of one cache; `None` if that is not possible now.
     async fn evict_one(&self, limit: u64) -> Option<Eviction> {
-        // A VM that starts now triggers the next attempt when it ends.
-        let _alone = self.beginning.try_write().ok()?;
-        self.goldens.end_lazy_standbys().await;
-        self.close_disks().await;
+        let (standbys, trimming) = {
+            // A VM that starts now triggers the next attempt when it ends.
+            let _alone = self.beginning.try_write().ok()?;
+            let used = self.used_disks();
+            let trimming = self.host.pager.begin_trimming(|name| used.contains(name))?;
+            (self.goldens.take_lazy_standbys(), trimming)
+        };
+        // From here on other VMs may start: only one that opens a disk waits for the rest.
+        for standby in standbys {
+            standby.end().await;
+        }
         let all = self.host.paths.clone();
         let evict = move || evict_one(limit, &caches(&all));
-        let evicted = self.host.pager.while_closed(evict).await?;
+        let evicted = trimming.close_and_run(evict).await?;
         evicted
             .inspect_err(|error| warn!(%error, "a cache can't be trimmed"))
             .ok()
@@ -211,6 +218,13 @@ impl Node {
 
     /// Closes disks that no running or hibernated VM uses.
     pub(super) async fn close_disks(&self) {
+        let used = self.used_disks();
+        let pager = &self.host.pager;
+        pager.close_disks(|name| used.contains(name)).await;
+    }
+
+    /// The disks of running and hibernated VMs.
+    fn used_disks(&self) -> HashSet<String> {
         let mut used = HashSet::new();
         for vm in self.registry.all() {
             let view = vm.view.borrow();
@@ -220,7 +234,6 @@ impl Node {
                     .map(|lazy| lazy.name()),
             );
         }
-        let pager = &self.host.pager;
-        pager.close_disks(|name| used.contains(name)).await;
+        used
     }
 }

@@ -366,7 +366,7 @@ async fn a_slow_pager_request_delays_no_other() {
     pager.forget("quick", serving.ticket).await;
     pager.close_disks(|name| name != disk(2).name()).await;
     pager.complete("other").await.unwrap();
-    assert!(pager.while_closed(|| ()).await.is_none(), "one is opened");
+    assert!(pager.begin_trimming(|_| true).is_none(), "one is opened");
     let orders: HashSet<String> = std::iter::from_fn(|| asked.try_recv().ok())
         .map(|request| match request {
             PagerRequest::Serve { name, .. } => format!("serve {name}"),
@@ -389,4 +389,36 @@ async fn a_slow_pager_request_delays_no_other() {
         assert!(!task.is_finished());
         task.abort();
     }
+}
+
+#[tokio::test]
+async fn a_disk_that_is_to_be_trimmed_is_opened_again_after_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pager, mut asked) = obeyed(folder.path()).await;
+    for number in [1, 2] {
+        pager.open_disk(&disk(number)).await.unwrap();
+        next_order(&mut asked).await;
+    }
+    let kept = disk(2).name();
+    // Decided at once, before the pager is asked.
+    let trimming = pager.begin_trimming(|name| name == kept).unwrap();
+    let opening = {
+        let pager = pager.clone();
+        tokio::spawn(async move { pager.open_disk(&disk(1)).await.is_ok() })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(asked.try_recv().is_err(), "it is not opened yet");
+    // Requests for other VMs don't wait.
+    let memory = paged(folder.path());
+    pager.serve("web", &memory).await.unwrap();
+    assert!(matches!(
+        next_order(&mut asked).await,
+        PagerRequest::Serve { .. }
+    ));
+    assert_eq!(trimming.close_and_run(|| 7).await, Some(7));
+    assert!(opening.await.unwrap());
+    let [closed, opened] = [next_order(&mut asked).await, next_order(&mut asked).await];
+    let name = disk(1).name();
+    assert!(matches!(closed, PagerRequest::Forget { name: it } if it == name));
+    assert!(matches!(opened, PagerRequest::OpenDisk(open) if open.name == name));
 }
