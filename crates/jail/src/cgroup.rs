@@ -163,6 +163,14 @@ impl Cgroups {
         (folder.parent() == Some(&self.folder)).then_some(folder)
     }
 
+    /// All processes in the group of a running program; none if it is in none of these groups.
+    pub fn members(&self, pid: u32) -> Vec<u32> {
+        let folder = self.folder_of(pid);
+        let text = folder.and_then(|folder| fs::read_to_string(folder.join("cgroup.procs")).ok());
+        let pids = text.unwrap_or_default();
+        pids.lines().filter_map(|pid| pid.parse().ok()).collect()
+    }
+
     /// Kills all programs in groups that this process does not know, and removes the groups.
     pub fn kill_unknown(&self) {
         let mut state = self.lock();

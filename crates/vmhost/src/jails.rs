@@ -1,6 +1,6 @@
 //! VMMs (monitors) and the jails they run in.
 
-use crate::process::VmmProcess;
+use crate::process::{VmmProcess, is_alive};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
@@ -11,9 +11,11 @@ use jiffy_jail::{
 };
 use jiffy_sys::causes;
 use jiffy_sys::handed::PROC;
+use jiffy_sys::mutex::lock;
 use jiffy_sys::spawn::{Detached, Environment, FIRST_DESCRIPTOR, spawn_detached};
 use jiffy_sys::userfaultfd::DEVICE as USERFAULTFD;
 use jiffy_wire::api::Containment;
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -21,7 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tracing::{debug, info, warn};
 
 const KVM: &str = "/dev/kvm";
@@ -50,6 +52,8 @@ pub struct Launcher {
     cgroups: Option<Arc<Cgroups>>,
     /// Features that this host does not support, and why.
     lacks: Vec<String>,
+    /// Processes that work for a monitor, by its process id.
+    helpers: Mutex<HashMap<u32, Vec<u32>>>,
 }
 
 /// A monitor to be started.
@@ -82,6 +86,7 @@ impl Launcher {
             identities,
             cgroups: None,
             lacks: Vec::new(),
+            helpers: Mutex::default(),
         };
         if !jailed {
             debug!("monitors run without a jail, as the daemon's user");
@@ -129,6 +134,25 @@ impl Launcher {
         info!(%level, cgroups = launcher.cgroups.is_some(), "containment of monitors");
         launcher.level = Some(level);
         launcher
+    }
+
+    /// Notes that a process works for this monitor.
+    pub fn note_helper(&self, monitor: u32, helper: u32) {
+        let mut helpers = lock(&self.helpers);
+        helpers.retain(|pid, _| *pid == monitor || is_alive(*pid));
+        helpers.entry(monitor).or_default().push(helper);
+    }
+
+    /// The processes that work for this monitor. Those that an earlier daemon started are known only if
+    /// monitors have control groups.
+    pub fn helpers(&self, monitor: u32) -> Vec<u32> {
+        if let Some(known) = lock(&self.helpers).get(&monitor) {
+            return known.clone();
+        }
+        let cgroups = self.cgroups.as_ref();
+        let mut all = cgroups.map_or_else(Vec::new, |cgroups| cgroups.members(monitor));
+        all.retain(|pid| *pid != monitor);
+        all
     }
 
     /// Has the kernel throttle a monitor once it has allocated this many more bytes; `None`: never.

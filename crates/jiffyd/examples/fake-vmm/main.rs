@@ -143,6 +143,15 @@ fn main() {
             }
         });
     }
+    if vm.script.moves_data {
+        thread::spawn(|| {
+            let mut null = File::create("/dev/null").unwrap();
+            loop {
+                null.write_all(&[1; 64 << 10]).unwrap();
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+    }
     let _used = vm.script.uses_memory.then(|| vec![1u8; 96 << 20]);
     vm.restore();
     let control = jailed::listener(vm.config.control.as_ref().unwrap());

@@ -65,6 +65,8 @@ pub struct Script {
     pub caches: bool,
     /// The guest reports that it can do without all of its memory.
     pub spare_memory: bool,
+    /// The VMM reads and writes 640 KiB a second, without a disk.
+    pub moves_data: bool,
     /// A vCPU is always busy.
     pub busy: bool,
     /// The guest uses 96 MiB.
@@ -107,6 +109,7 @@ impl Script {
                 Some("slow-report") => script.slow_report = true,
                 Some("caches") => script.caches = true,
                 Some("spare-memory") => script.spare_memory = true,
+                Some("moves-data") => script.moves_data = true,
                 Some("busy") => script.busy = true,
                 Some("uses-memory") => script.uses_memory = true,
                 Some("grows") => script.grows = true,

@@ -1,6 +1,6 @@
 //! Folders of the host in VMs, with a stand-in for the process that serves them.
 
-use crate::daemon::{Daemon, named};
+use crate::daemon::{Daemon, eventually, named};
 use crate::images::configs;
 use crate::snapshots::{counter, fork, snapshot};
 use jiffy_sys::testing::write_program;
@@ -18,10 +18,20 @@ const SERVER: &str = "#!/bin/sh\n\
     cat <&3 >/dev/null\n\
     echo ended >> \"$0.ended\"\n";
 
+/// Writes 640 KiB a second until the VMM has closed its end.
+const BUSY_SERVER: &str = "#!/bin/sh\n\
+    (cat <&3 >/dev/null; kill $$) &\n\
+    data=$(head -c 65536 /dev/zero | tr '\\0' x)\n\
+    while :; do printf %s \"$data\" >/dev/null; sleep 0.1; done\n";
+
 fn daemon() -> Daemon {
+    daemon_with(SERVER)
+}
+
+fn daemon_with(server: &str) -> Daemon {
     let mut daemon = Daemon::prepared(&[]);
     let program = program(&daemon);
-    write_program(&program, SERVER);
+    write_program(&program, server);
     daemon.up();
     daemon
 }
@@ -69,6 +79,28 @@ fn lines(file: PathBuf, count: usize) -> Vec<String> {
         assert!(Instant::now() < end, "{} has only {text:?}", file.display());
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn a_vm_whose_folder_is_used_stays_awake() {
+    let daemon = daemon_with(BUSY_SERVER);
+    let shared = tempfile::tempdir().unwrap();
+    let policy = IdlePolicy {
+        after_s: 1,
+        action: IdleAction::Stop,
+    };
+    let vm = CreateVm {
+        idle: Some(policy),
+        folders: vec![folder(shared.path(), "/src", false)],
+        ..named("web", CreateVm::default())
+    };
+    daemon.run_detached(vm).json::<Vm>();
+    eventually("its folder's use is seen", || {
+        let idle = daemon.vm("web").idle.expect("an idle time");
+        idle.awake.iter().any(|it| it.starts_with("data "))
+    });
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(daemon.vm("web").state, VmState::Running);
 }
 
 #[test]

@@ -133,6 +133,21 @@ fn a_vm_that_works_stays_awake() {
 }
 
 #[test]
+fn a_vm_whose_data_needs_no_disk_stays_awake() {
+    let daemon = Daemon::start();
+    let moves = bad_vm("moves-data", None);
+    daemon
+        .run_detached(idle_vm("box", IdleAction::Hibernate, moves))
+        .json::<Vm>();
+    eventually("its data is seen", || {
+        let awake = idle(&daemon, "box").awake;
+        awake.iter().any(|it| it.starts_with("data "))
+    });
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(daemon.vm("box").state, VmState::Running);
+}
+
+#[test]
 fn a_failed_hibernation_is_reported_once_and_not_repeated() {
     let daemon = Daemon::start();
     daemon

@@ -186,12 +186,18 @@ fn too_much(last: &Sample, now: &Sample, seconds: f64) -> Vec<String> {
     let cpu = now.cpu.saturating_sub(last.cpu).as_secs_f64() / seconds;
     let per_second = |now: u64, last: u64| now.saturating_sub(last) as f64 / seconds;
     let disk = per_second(now.disk, last.disk);
+    let moved = per_second(now.moved, last.moved);
     let network = per_second(now.network, last.network);
     let mut words = Vec::new();
     if cpu > CPU {
         words.push(format!("CPU {:.1} %", cpu * 100.0));
     }
-    for (name, rate, most) in [("disk", disk, DISK), ("network", network, NETWORK)] {
+    let rates = [
+        ("disk", disk, DISK),
+        ("data", moved, DISK),
+        ("network", network, NETWORK),
+    ];
+    for (name, rate, most) in rates {
         if rate > most {
             words.push(format!("{name} {}/s", size(rate as u64)));
         }
@@ -211,6 +217,7 @@ mod tests {
             pid: 7,
             cpu: Duration::from_millis(cpu_ms),
             disk,
+            moved: 0,
             network,
         }
     }

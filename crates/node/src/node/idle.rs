@@ -86,7 +86,8 @@ pub(super) async fn find_idle(
             let pid = vm.view.borrow().vm.pid;
             let bytes = traffic.get(&vm.id).copied().unwrap_or(0);
             // A VM that can't be measured is left alone.
-            let Some(sample) = pid.and_then(|pid| Sample::of(pid, bytes)) else {
+            let sample = |pid| Sample::of(pid, &node.launcher().helpers(pid), bytes);
+            let Some(sample) = pid.and_then(sample) else {
                 continue;
             };
             let mut watches = node.watches.lock();

@@ -1,5 +1,6 @@
 //! Folders of the host that a VM shares, each served by a `jiffy-files`.
 
+use crate::jails::Launcher;
 use crate::process::{Ended, VmmProcess};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
@@ -107,6 +108,7 @@ pub(super) fn mounts(folders: &[FolderUse]) -> Vec<FolderMount> {
 /// A program can't be started.
 pub(super) fn serve(
     paths: &Paths,
+    launcher: &Launcher,
     folders: Vec<SharedFolder>,
     vmm: &VmmProcess,
     name: &str,
@@ -114,6 +116,7 @@ pub(super) fn serve(
 ) -> Result<()> {
     for folder in folders {
         let pid = start(paths, &folder, log)?;
+        launcher.note_helper(vmm.pid, pid);
         vmm.admit_to_cgroup(pid).unwrap_or_else(|error| {
             warn!(vm = name, %error, "the server of a shared folder can't be limited");
         });

@@ -259,7 +259,8 @@ fn spawn_process(
     let first = descriptors.supervisor.take().map(StdStream::from);
     let first = first.and_then(|first| UnixStream::from_std(first).ok());
     drop(descriptors);
-    if let Err(error) = folders::serve(paths, shared, &process, &record.name, log.as_fd()) {
+    if let Err(error) = folders::serve(paths, launcher, shared, &process, &record.name, log.as_fd())
+    {
         process.end();
         return Err(error);
     }
