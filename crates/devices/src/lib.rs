@@ -12,7 +12,6 @@
 
 pub mod bus;
 pub mod fw_cfg;
-mod log_limit;
 pub mod power;
 pub mod rtc;
 pub mod serial;

@@ -1,6 +1,7 @@
 //! The layout of its memory that a VMM sends. It is untrusted: all of it is checked before any is
 //! used.
 
+use crate::sentence::bounded;
 use jiffy_wire::pager::Mapping;
 use std::ops::Range;
 
@@ -65,7 +66,8 @@ pub fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
         Ok(mappings) => Ok(Progress::Mappings(mappings)),
         Err(error) if error.is_eof() && bytes.len() < MAX_BYTES => Ok(Progress::More),
         Err(error) if error.is_eof() => Err(HandshakeError::TooLong),
-        Err(error) => Err(HandshakeError::Json(error.to_string())),
+        // The error may quote all of the message.
+        Err(error) => Err(HandshakeError::Json(bounded(&error.to_string()))),
     }
 }
 
@@ -269,6 +271,13 @@ mod tests {
         assert!(matches!(parse(b"{}"), Err(HandshakeError::Json(_))));
         let endless = vec![b' '; MAX_BYTES];
         assert_eq!(parse(&endless), Err(HandshakeError::TooLong));
+    }
+
+    #[test]
+    fn an_error_quotes_a_limited_part_of_the_message() {
+        let text = format!("[\"{}\"]", "x".repeat(MAX_BYTES - 4));
+        let error = parse(text.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("xxx") && error.len() < 2000, "{error}");
     }
 
     #[test]

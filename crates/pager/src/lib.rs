@@ -24,6 +24,7 @@ pub mod origins;
 pub mod pool;
 pub mod replay;
 pub mod scratch;
+mod sentence;
 pub mod server;
 pub mod vm;
 mod window;

@@ -16,6 +16,7 @@
 //! * [`mod@fork`]: fork(2) of a process with one thread.
 //! * [`handed`]: open files that this process inherited, by their paths.
 //! * [`locked`]: files locked with flock(2).
+//! * [`log_limit`]: limits the log messages that a guest or its monitor can cause.
 //! * [`mapped`]: read-only mappings of files that another process writes.
 //! * [`memfd`]: memfds with small or huge pages.
 //! * [`mutex`]: mutexes and other locks that ignore poisoning.
@@ -57,6 +58,7 @@ pub mod fork;
 pub mod handed;
 pub mod kick;
 pub mod locked;
+pub mod log_limit;
 pub mod mapped;
 pub mod memfd;
 pub mod mutex;

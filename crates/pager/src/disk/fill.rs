@@ -93,7 +93,9 @@ impl Disk {
         }
         let mut problem = None;
         scratch.decoder.stop = self.ended.clone();
-        if let Err(error) = reader.fetch_chunks(&mut scratch.decoder, &missing) {
+        if let Err(error) = reader.fetch_chunks(&mut scratch.decoder, &missing)
+            && self.ahead_log.admits()
+        {
             tracing::warn!(disk = self.name, "{error}");
         }
         for run in missing.chunk_by(|one, next| one + 1 == *next) {
@@ -107,7 +109,9 @@ impl Disk {
                 // Already logged.
                 Err(FillError::Unwritten(unwritten)) => return Some(unwritten.into()),
                 Err(FillError::Unavailable(error)) => {
-                    tracing::warn!(disk = self.name, "{}", error.sentence);
+                    if self.ahead_log.admits() {
+                        tracing::warn!(disk = self.name, "{}", error.sentence);
+                    }
                     problem.get_or_insert(error);
                 }
             }

@@ -19,6 +19,7 @@ use fill::FillError;
 use jiffy_store::disk_cache::CacheError;
 use jiffy_store::{DiskCache, Recording, Stop, runs};
 use jiffy_sys::clock::monotonic_ns;
+use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::mutex::lock;
 use jiffy_wire::disk::REQUEST_BYTES_MAX;
 use jiffy_wire::pager::PagerStats;
@@ -67,6 +68,8 @@ pub struct Disk {
     ended: Stop,
     /// When the lack of disk space was last logged.
     full_disk_logged: Mutex<Option<Instant>>,
+    /// Limits the messages about chunks that are fetched ahead, which VMMs cause.
+    ahead_log: LogLimit,
     counters: Counters,
 }
 
@@ -98,6 +101,7 @@ impl Disk {
             recording: AtomicBool::new(record),
             ended: Stop::new(),
             full_disk_logged: Mutex::default(),
+            ahead_log: LogLimit::new(),
             counters: Counters::default(),
             image,
             cache,

@@ -67,12 +67,13 @@ impl Job {
             }
             // The VM has ended, and needs no more memory.
             Some(_) if of.has_ended() && of.failure().is_none() => {}
-            Some(problem) => {
+            Some(problem) if of.log().admits() => {
                 tracing::warn!(
                     vm = of.name(),
                     "the working set could not be filled: {problem}"
                 );
             }
+            Some(_) => {}
         });
         Some(Job::new(vm, Kind::Prefetch(parts), pieces, done))
     }
@@ -442,6 +443,7 @@ mod tests {
             image: Arc::new(image),
             counters: Arc::default(),
             touched: None,
+            log: Arc::default(),
             on_failure: Box::new(|_| {}),
         };
         Arc::new(Vm::new(parts).unwrap())

@@ -178,7 +178,9 @@ impl Pool {
                         return;
                     }
                     scratch.decoder.stop = vm.stop().clone();
-                    if let Err(error) = vm.image().fetch(&mut scratch.decoder, &piece) {
+                    if let Err(error) = vm.image().fetch(&mut scratch.decoder, &piece)
+                        && vm.log().admits()
+                    {
                         tracing::warn!(vm = vm.name(), "{error}");
                     }
                     let here: Vec<u32> = piece

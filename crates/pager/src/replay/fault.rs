@@ -43,6 +43,7 @@ pub(super) fn run(
         image,
         counters: counters.clone(),
         touched: None,
+        log: Arc::default(),
         on_failure: Box::new(move |sentence| {
             if let Ok(mut failure) = shared_failure.lock() {
                 *failure = Some(sentence.to_owned());

@@ -1,7 +1,9 @@
 //! A VMM that uses a disk: its requests and their answers.
 
 use super::listen;
+use crate::sentence::bounded;
 use jiffy_store::Stop;
+use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::mutex::lock;
 use jiffy_wire::disk::{ChunkAnswer, ChunkRequest, LINE_MAX};
 use jiffy_wire::lines::Lines;
@@ -22,6 +24,8 @@ pub(super) struct DiskPeer {
     pub takes_bytes: bool,
     /// The process, if it is known.
     pub pid: Option<u32>,
+    /// Limits the messages that this process causes.
+    pub log: Arc<LogLimit>,
     /// It has not sent a line yet.
     at_begin: bool,
 }
@@ -60,7 +64,7 @@ impl Drop for DiskPeer {
 
 impl DiskPeer {
     /// `stream` must be non-blocking.
-    pub fn new(stream: UnixStream, pid: Option<u32>) -> DiskPeer {
+    pub fn new(stream: UnixStream, pid: Option<u32>, log: Arc<LogLimit>) -> DiskPeer {
         DiskPeer {
             answers: Arc::new(Answers {
                 stream,
@@ -70,6 +74,7 @@ impl DiskPeer {
             input: Lines::new(LINE_MAX),
             takes_bytes: false,
             pid,
+            log,
             at_begin: true,
         }
     }
@@ -135,7 +140,7 @@ impl DiskPeer {
         }
         serde_json::from_slice(&line)
             .map(|request| Some(Line::Request(request)))
-            .map_err(|error| format!("the line is not a request: {error}"))
+            .map_err(|error| bounded(&format!("the line is not a request: {error}")))
     }
 
     /// Counts a request as in flight, and returns where its answer is to be sent.

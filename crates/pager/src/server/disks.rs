@@ -8,10 +8,12 @@ use super::{Notice, Notifier, Server, listen, spawn_thread};
 use crate::disk::{DemandOutcome, Disk, Unavailable};
 use crate::image::Unreadable;
 use crate::io_pool::{IoPool, Urgency};
+use crate::sentence::bounded;
 use jiffy_store::Recording;
+use jiffy_sys::log_limit::LogLimit;
 use jiffy_wire::disk::{ChunkAnswer, ChunkRequest};
 use jiffy_wire::pager::{OpenDisk, PagerResponse};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
@@ -28,6 +30,7 @@ pub(super) struct ServedDisk {
     pub disk: Arc<Disk>,
     listener: UnixListener,
     pub peers: BTreeMap<u64, DiskPeer>,
+    logs: BTreeMap<Option<u32>, Arc<LogLimit>>,
 }
 
 impl ServedDisk {
@@ -49,14 +52,25 @@ impl ServedDisk {
         let all = self.peers.values();
         all.filter(|peer| peer.pid == Some(pid)).count()
     }
-}
 
-fn warn_of_too_many(disk: &str, pid: u32) {
-    tracing::warn!(
-        disk,
-        pid,
-        "refused a connection: its process has too many already"
-    );
+    /// Limits the messages that a process causes, on however many connections.
+    fn log_of(&mut self, pid: Option<u32>) -> Arc<LogLimit> {
+        if self.logs.len() > MAX_PEERS {
+            let connected: BTreeSet<_> = self.peers.values().map(|peer| peer.pid).collect();
+            self.logs.retain(|pid, _| connected.contains(pid));
+        }
+        self.logs.entry(pid).or_default().clone()
+    }
+
+    fn warn_of_too_many(&mut self, pid: u32) {
+        if self.log_of(Some(pid)).admits() {
+            tracing::warn!(
+                disk = self.disk.name(),
+                pid,
+                "refused a connection: its process has too many already"
+            );
+        }
+    }
 }
 
 impl Server {
@@ -130,6 +144,7 @@ impl Server {
             disk,
             listener,
             peers: BTreeMap::new(),
+            logs: BTreeMap::new(),
         };
         self.disks.insert(name, served);
         Ok(())
@@ -164,9 +179,10 @@ impl Server {
             if let Some(pid) = pid
                 && served.connections_of(pid) >= MAX_OF_ONE
             {
-                return warn_of_too_many(name, pid);
+                return served.warn_of_too_many(pid);
             }
-            served.peers.insert(self.next, DiskPeer::new(stream, pid));
+            let peer = DiskPeer::new(stream, pid, served.log_of(pid));
+            served.peers.insert(self.next, peer);
             self.next += 1;
         }
     }
@@ -198,8 +214,12 @@ impl Server {
             match peer.next_line() {
                 Ok(Some(Line::OnBehalfOf(pid))) => {
                     if served.connections_of(pid) > MAX_OF_ONE {
-                        warn_of_too_many(name, pid);
+                        served.warn_of_too_many(pid);
                         return self.remove_disk_peer(name, number);
+                    }
+                    let log = served.log_of(Some(pid));
+                    if let Some(peer) = served.peers.get_mut(&number) {
+                        peer.log = log;
                     }
                     return self.continue_disk_peer(name, number);
                 }
@@ -212,13 +232,16 @@ impl Server {
                         peer: number,
                         answers: peer.begin_request(),
                         takes_bytes: peer.takes_bytes,
+                        log: peer.log.clone(),
                         request,
                     };
                     work.begin();
                 }
                 Ok(None) => break,
                 Err(sentence) => {
-                    tracing::warn!(disk = name, "{sentence}");
+                    if peer.log.admits() {
+                        tracing::warn!(disk = name, "{sentence}");
+                    }
                     send_failed(peer.stream(), &sentence);
                     return self.remove_disk_peer(name, number);
                 }
@@ -288,6 +311,7 @@ struct Work {
     peer: u64,
     answers: Arc<Answers>,
     takes_bytes: bool,
+    log: Arc<LogLimit>,
     request: ChunkRequest,
 }
 
@@ -315,11 +339,14 @@ impl Work {
                 }
                 Err(_) if stop.is_cancelled() => return,
                 Err(Unavailable { chunk, sentence }) => {
-                    tracing::error!(disk = self.disk.name(), chunk, "{sentence}");
+                    let sentence = bounded(&sentence);
+                    if self.log.admits() {
+                        tracing::error!(disk = self.disk.name(), chunk, "{sentence}");
+                    }
                     ChunkAnswer::Unavailable {
                         id,
                         chunk,
-                        sentence: bounded(sentence),
+                        sentence,
                     }
                 }
             };
@@ -330,14 +357,5 @@ impl Work {
                 });
             }
         });
-    }
-}
-
-/// Truncates an error message so that it fits into one line of the protocol.
-fn bounded(sentence: String) -> String {
-    const MOST: usize = 1000;
-    match sentence.char_indices().nth(MOST) {
-        Some((end, _)) => format!("{}…", &sentence[..end]),
-        None => sentence,
     }
 }

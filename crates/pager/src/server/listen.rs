@@ -1,5 +1,6 @@
 //! Sockets that only their owner may connect to.
 
+use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::private_socket::bind_private;
 use jiffy_wire::pager::OnBehalf;
 use std::fs;
@@ -56,6 +57,7 @@ pub(super) fn on_behalf(stream: &UnixStream, line: &[u8]) -> Option<u32> {
 
 /// The next connection, non-blocking; `None` if there is none after all.
 pub(super) fn accept(listener: &UnixListener) -> Option<UnixStream> {
+    static LOG: LogLimit = LogLimit::new();
     let accepted = listener.accept().and_then(|(stream, _)| {
         stream.set_nonblocking(true)?;
         Ok(stream)
@@ -65,7 +67,9 @@ pub(super) fn accept(listener: &UnixListener) -> Option<UnixStream> {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
         Err(error) => {
             // For example, no descriptors are left. The connection stays in the queue.
-            tracing::warn!(%error, "a connection was not accepted");
+            if LOG.admits() {
+                tracing::warn!(%error, "a connection was not accepted");
+            }
             thread::sleep(Duration::from_millis(10));
             None
         }

@@ -3,6 +3,7 @@
 
 use super::{Notice, Notifier};
 use jiffy_store::Recording;
+use jiffy_sys::log_limit::LogLimit;
 use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Sender};
@@ -27,6 +28,8 @@ impl Recorder {
         let thread = thread::Builder::new()
             .name("recorder".into())
             .spawn(move || {
+                // A VMM that disconnects causes a write, as often as it likes.
+                let log = LogLimit::new();
                 for order in incoming {
                     let problem = order.recording.write(&order.path).err().map(|error| {
                         format!(
@@ -34,7 +37,9 @@ impl Recorder {
                             order.path.display()
                         )
                     });
-                    if let Some(problem) = &problem {
+                    if let Some(problem) = &problem
+                        && (order.client.is_some() || log.admits())
+                    {
                         tracing::warn!("{problem}");
                     }
                     if let Some(client) = order.client {

@@ -4,10 +4,12 @@ use super::{Notice, Notifier, listen};
 use crate::handshake::{self, HandshakeError, Layout, Progress};
 use crate::image::{ChunkImage, ImageKey, StoredImage};
 use crate::pool::Pool;
+use crate::sentence::bounded;
 use crate::vm::{Counters, Owner, Removed, Touched, Vm, VmParts};
 use crate::working_set::{Offer, WorkingSets};
 use jiffy_store::Recording;
 use jiffy_sys::fds::{recv_with_fds, send_with_fds};
+use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::userfaultfd::Userfaultfd;
 use jiffy_wire::pager::{
     Mapping, PagerRequest, PagerStats, PagerWord, VmmWord, WORKING_SET_LINE, WORKING_SET_QUESTION,
@@ -50,6 +52,8 @@ pub(super) struct Served {
     failed: Option<String>,
     /// Clients that want all memory filled, and until when each waits for the VMM.
     completing: Vec<(u64, Instant)>,
+    /// Limits the messages that its VMM causes, on however many connections.
+    log: Arc<LogLimit>,
 }
 
 enum Peer {
@@ -131,6 +135,7 @@ impl Served {
             touched,
             failed: None,
             completing: Vec::new(),
+            log: Arc::default(),
         })
     }
 
@@ -265,7 +270,9 @@ impl Served {
                     }
                     Err(_) => {}
                 }
-                tracing::info!(vm = self.name, "its VMM has disconnected");
+                if self.log.admits() {
+                    tracing::info!(vm = self.name, "its VMM has disconnected");
+                }
                 self.detach(pool);
                 PeerEvent::Gone
             }
@@ -355,6 +362,7 @@ impl Served {
             removed,
             counters: self.counters.clone(),
             touched: self.touched.clone(),
+            log: self.log.clone(),
             on_failure: Box::new(move |sentence| {
                 failure_notifier.send(Notice::Failed {
                     token,
@@ -371,11 +379,13 @@ impl Served {
         }
         pool.attach(vm.clone())
             .map_err(|error| format!("the userfaultfd cannot be watched: {error}"))?;
-        tracing::info!(
-            vm = self.name,
-            prefetch = self.prefetch,
-            "its VMM has connected"
-        );
+        if self.log.admits() {
+            tracing::info!(
+                vm = self.name,
+                prefetch = self.prefetch,
+                "its VMM has connected"
+            );
+        }
         if self.prefetch {
             let (notifier, name) = (notifier.clone(), self.name.clone());
             pool.prefetch(&vm, move || notifier.send(Notice::Prefetched { name }));
@@ -396,16 +406,21 @@ impl Served {
             return Removed::new(layout);
         };
         Removed::open(layout, &self.notes(), &owner).unwrap_or_else(|error| {
-            tracing::warn!(vm = self.name, %error, "the pages that the VM gives up cannot be saved for the next pager");
+            if self.log.admits() {
+                tracing::warn!(vm = self.name, %error, "the pages that the VM gives up cannot be saved for the next pager");
+            }
             Removed::new(layout)
         })
     }
 
     /// Sends the VMM the reason, and closes the connection.
     fn refuse(&mut self, sentence: &str) {
-        tracing::warn!(vm = self.name, "{sentence}");
+        let sentence = bounded(sentence);
+        if self.log.admits() {
+            tracing::warn!(vm = self.name, "{sentence}");
+        }
         if let Some(Peer::Handshake(handshake)) = self.peer.take() {
-            send_failed(&handshake.stream, sentence);
+            send_failed(&handshake.stream, &sentence);
         }
     }
 

@@ -7,6 +7,7 @@ mod touched;
 use fill::MetExisting;
 pub(crate) use fill::PIECE;
 pub use fill::Stop;
+use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::mutex::write;
 pub use removed::{Owner, Removed};
 pub use touched::Touched;
@@ -51,6 +52,7 @@ pub struct Vm {
     jobs: AtomicUsize,
     ended: jiffy_store::Stop,
     failure: OnceLock<String>,
+    log: Arc<LogLimit>,
     on_failure: Box<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -72,6 +74,8 @@ pub struct VmParts {
     pub counters: Arc<Counters>,
     /// The recording, if one is made.
     pub touched: Option<Arc<Touched>>,
+    /// Limits the messages about it, also those about its earlier connections.
+    pub log: Arc<LogLimit>,
     /// Called once, from a worker, when an error ends the service of the VM.
     pub on_failure: Box<dyn Fn(&str) + Send + Sync>,
 }
@@ -108,6 +112,7 @@ impl Vm {
             jobs: AtomicUsize::new(0),
             ended: jiffy_store::Stop::new(),
             failure: OnceLock::new(),
+            log: parts.log,
             on_failure: parts.on_failure,
         })
     }
@@ -115,6 +120,11 @@ impl Vm {
     /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Limits the messages about it.
+    pub(crate) fn log(&self) -> &LogLimit {
+        &self.log
     }
 
     /// Unique in the process.
@@ -129,7 +139,9 @@ impl Vm {
     /// The chunks of the image's working set that are still missing.
     pub(crate) fn working_set(&self) -> Vec<u32> {
         let mut chunks = self.image.working_set().unwrap_or_else(|error| {
-            tracing::warn!(vm = self.name, "the working set can't be read: {error}");
+            if self.log.admits() {
+                tracing::warn!(vm = self.name, "the working set can't be read: {error}");
+            }
             Vec::new()
         });
         let size = self.image.chunk_size() as u64;
@@ -214,7 +226,9 @@ impl Vm {
         if self.failure.set(sentence).is_ok() {
             self.end();
             let sentence = self.failure.get().expect("just set");
-            tracing::error!(vm = %self.name, "{sentence}");
+            if self.log.admits() {
+                tracing::error!(vm = %self.name, "{sentence}");
+            }
             (self.on_failure)(sentence);
         }
     }
@@ -228,7 +242,7 @@ impl Vm {
         for event in events.iter() {
             if let Event::Remove { start, end } = event {
                 for range in self.layout.offsets(*start..*end) {
-                    self.removed.add(range);
+                    self.removed.add(range, &self.log);
                 }
             }
         }

@@ -4,6 +4,7 @@
 
 use crate::bitmap::Bitmap;
 use crate::handshake::Layout;
+use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::{clock, durable};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -58,7 +59,7 @@ impl Removed {
         Ok(removed)
     }
 
-    pub(super) fn add(&self, range: Range<u64>) {
+    pub(super) fn add(&self, range: Range<u64>, log: &LogLimit) {
         let pages = range.start / PAGE..range.end.div_ceil(PAGE).min(self.pages);
         if pages.is_empty() {
             return;
@@ -67,7 +68,9 @@ impl Removed {
         bits.set_range(pages.clone());
         if let Some(file) = &self.file {
             let (at, bytes) = bits.bytes_of(pages);
-            if let Err(error) = file.write_all_at(&bytes, BITS_AT + at) {
+            if let Err(error) = file.write_all_at(&bytes, BITS_AT + at)
+                && log.admits()
+            {
                 tracing::warn!(%error, "pages that a VM released can't be saved for the next pager");
             }
         }
@@ -163,8 +166,8 @@ mod tests {
         let owner = Owner::of(std::process::id()).unwrap();
         let layout_here = layout(1 << 30);
         let removed = Removed::open(&layout_here, &path, &owner).unwrap();
-        removed.add(PAGE..3 * PAGE);
-        removed.add(1000 * PAGE..1001 * PAGE);
+        removed.add(PAGE..3 * PAGE, &LogLimit::new());
+        removed.add(1000 * PAGE..1001 * PAGE, &LogLimit::new());
         drop(removed);
 
         let again = Removed::open(&layout_here, &path, &owner).unwrap();
@@ -173,7 +176,7 @@ mod tests {
         assert!(!again.contains(3 * PAGE));
         assert_eq!(again.run_end(0, 8 * PAGE), PAGE);
         assert_eq!(again.run_end(PAGE, 8 * PAGE), 3 * PAGE);
-        again.add(5 * PAGE..6 * PAGE);
+        again.add(5 * PAGE..6 * PAGE, &LogLimit::new());
         drop(again);
         assert!(
             Removed::open(&layout_here, &path, &owner)

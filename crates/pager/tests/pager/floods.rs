@@ -7,6 +7,7 @@ use super::support::*;
 use jiffy_store::ImageReader;
 use jiffy_wire::disk::ChunkAnswer;
 use jiffy_wire::pager::{OpenDisk, Origin, PagerRequest, PagerResponse, RegistryOrigin};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -168,4 +169,43 @@ fn connections_that_the_node_makes_for_a_vmm_count_as_that_vmms() {
         assert!(connect_for(pid).ends());
     }
     good.have(CHUNK, CHUNK);
+}
+
+#[test]
+fn a_vmm_that_is_refused_again_and_again_does_not_fill_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start_with_log(folder.path());
+    let log = || fs::read_to_string(folder.path().join("log")).unwrap();
+
+    let disk = request(folder.path(), &image);
+    let mut asking = open(&pager, &disk);
+    for _ in 0..100 {
+        asking.refused(SIZE as u64, CHUNK);
+        let mut malformed = Vmm::connect(&disk.socket);
+        malformed.send_line(&format!("{{\"{}\":1}}\n", "x".repeat(3000)));
+        assert!(malformed.ends());
+    }
+    let about_disk = log().lines().filter(|line| line.contains("root")).count();
+    assert!((5..20).contains(&about_disk), "{about_disk} lines");
+
+    let socket = pager.serve("vm", &image);
+    let text = format!("[\"{}\"]", "x".repeat(60_000));
+    for _ in 0..100 {
+        let stream = UnixStream::connect(&socket).unwrap();
+        greet(&stream, &text, &[]);
+        assert!(failure_message(&stream).len() < 2000);
+    }
+    let memory = Memory::new(SIZE);
+    for _ in 0..20 {
+        let _connection = memory.connect(&socket);
+        pager.wait_for(&memory);
+    }
+    let log = log();
+    let about_vm = log
+        .lines()
+        .filter(|line| line.contains("vm=\"vm\""))
+        .count();
+    assert!((5..20).contains(&about_vm), "{about_vm} lines");
+    assert!(log.len() < 40_000, "{} bytes", log.len());
 }

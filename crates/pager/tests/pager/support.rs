@@ -73,6 +73,16 @@ impl Pager {
 
     /// The same, with programs in these folders.
     pub fn start_with_path(folder: &Path, arguments: &[&str], path: &OsStr) -> Pager {
+        Pager::start_with(folder, arguments, path, Stdio::inherit())
+    }
+
+    /// A pager with its log in `FOLDER/log`.
+    pub fn start_with_log(folder: &Path) -> Pager {
+        let log = fs::File::create(folder.join("log")).unwrap();
+        Pager::start_with(folder, &[], &std::env::var_os("PATH").unwrap(), log.into())
+    }
+
+    fn start_with(folder: &Path, arguments: &[&str], path: &OsStr, log: Stdio) -> Pager {
         let control = folder.join("control");
         let child = Command::new(env!("CARGO_BIN_EXE_jiffy-pager"))
             .args(["serve", "--control"])
@@ -82,6 +92,7 @@ impl Pager {
             .args(arguments)
             .env("PATH", path)
             .stdin(Stdio::null())
+            .stderr(log)
             .spawn()
             .unwrap();
         let pager = Pager { child, control };

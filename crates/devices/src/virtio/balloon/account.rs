@@ -3,7 +3,7 @@
 use super::PAGE;
 use super::reclaim::Reclaim;
 use super::statistics::StatisticsBoard;
-use crate::log_limit::LogLimit;
+use jiffy_sys::log_limit::LogLimit;
 use std::sync::Arc;
 
 /// What a balloon is created from.

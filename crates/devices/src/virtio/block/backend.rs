@@ -6,7 +6,7 @@ use super::executor::Executor;
 use super::options::{BlockError, BlockOptions, ID_BYTES};
 use super::residency::Residency;
 use super::state::BlockState;
-use crate::log_limit::LogLimit;
+use jiffy_sys::log_limit::LogLimit;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 

@@ -8,10 +8,10 @@
 mod tests;
 
 use crate::GuestMemory;
-use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice};
 use crate::virtio::queue::chain::{Chain, Descriptor, Walk};
 use crate::virtio::queue::ring::answer_each;
+use jiffy_sys::log_limit::LogLimit;
 use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

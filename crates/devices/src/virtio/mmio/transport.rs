@@ -6,10 +6,10 @@ use super::registers::{self as reg, status};
 use super::state::{MmioTransportState, RestoreError};
 use crate::GuestMemory;
 use crate::bus::BusDevice;
-use crate::log_limit::LogLimit;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice, Workers,
 };
+use jiffy_sys::log_limit::LogLimit;
 use std::io;
 use std::sync::Arc;
 use thiserror::Error;

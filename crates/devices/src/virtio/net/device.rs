@@ -12,13 +12,13 @@ use super::state::{NetState, RestoreError};
 use super::transmit::Transmit;
 use super::worker::{Pair, Task, Worker};
 use super::{CONTROL_QUEUE_SIZE, PAIRS_MAX, RECEIVE_QUEUE_SIZE, TRANSMIT_QUEUE_SIZE};
-use crate::log_limit::LogLimit;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice, WorkerRole,
 };
 use crate::virtio::queue::RateLimit;
 use crate::virtio::queue::ring::Ring;
 use crate::virtio::work::Work;
+use jiffy_sys::log_limit::LogLimit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;

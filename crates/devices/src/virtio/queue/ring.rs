@@ -3,8 +3,8 @@
 use super::chain::{Chain, Table};
 use super::signal::{driver_wants_interrupt, driver_wants_interrupt_since};
 use crate::GuestMemory;
-use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActiveQueue, Interrupt};
+use jiffy_sys::log_limit::LogLimit;
 use std::num::Wrapping;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -7,11 +7,11 @@ use super::muxer::Muxer;
 use super::rings::{QUEUE_SIZES, Rings};
 use super::state::VsockState;
 use super::tokens;
-use crate::log_limit::LogLimit;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole, Workers,
 };
 use crate::virtio::poll::PollSet;
+use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::mutex::lock;
 use std::io;
 use std::path::PathBuf;

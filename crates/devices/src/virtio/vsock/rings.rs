@@ -1,9 +1,9 @@
 //! The three virtqueues (Virtio 1.3 §5.10.2).
 
 use crate::GuestMemory;
-use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActivateError, ActiveQueue, Interrupt};
 use crate::virtio::queue::ring::Ring;
+use jiffy_sys::log_limit::LogLimit;
 use std::sync::Arc;
 use virtio_queue::QueueT;
 

@@ -1,12 +1,12 @@
-//! Limits the log messages that a guest can cause.
+//! Limits the log messages that a guest or its monitor can cause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many messages of one device are logged.
+/// How many messages of one device or peer are logged.
 const ADMITTED: u64 = 8;
 
-/// Lets a device's first messages through and counts the rest, so that no guest can fill the
-/// host's log. When the device is dropped, the number of suppressed messages is logged.
+/// Lets the first messages about a device or a peer through and counts the rest, so that none can
+/// fill the host's log. When it is dropped, the number of suppressed messages is logged.
 #[derive(Debug, Default)]
 pub struct LogLimit(AtomicU64);
 
@@ -31,7 +31,10 @@ impl Drop for LogLimit {
     fn drop(&mut self) {
         let count = self.suppressed();
         if count > 0 {
-            tracing::warn!(count, "further messages of a device were suppressed");
+            tracing::warn!(
+                count,
+                "further messages about one device or peer were suppressed"
+            );
         }
     }
 }
