@@ -7,12 +7,14 @@
 //! * [`directory`]: the VMs that may query it, and their names.
 //! * [`message`]: questions and answers (RFC 1035).
 //! * [`cache`]: a cache of answers.
+//! * [`opener`]: opens addresses, and remembers which are open.
 //! * [`resolvers`]: the host's resolvers.
 //! * [`server`]: sockets, and limits.
 
 pub mod cache;
 pub mod directory;
 pub mod message;
+pub mod opener;
 pub mod resolvers;
 pub mod server;
 
@@ -20,4 +22,5 @@ pub mod server;
 mod tests;
 
 pub use directory::{Asker, Directory};
-pub use server::{NameServer, Open, Sockets};
+pub use opener::Open;
+pub use server::{NameServer, Sockets};

@@ -3,9 +3,10 @@
 use super::cache::Cache;
 use super::directory::{Asker, Directory, Known};
 use super::message::{self, ANSWER_BYTES, QUESTION_BYTES, Question, Rejected, Resolved};
+use super::opener::{Open, Opener};
 use super::resolvers::Resolvers;
-use crate::policy::{Access, opened_by_name};
-use crate::{Error, VmId};
+use crate::VmId;
+use crate::policy::opened_by_name;
 use domain::base::iana::Rcode;
 use jiffy_sys::backlog;
 use jiffy_sys::mutex::lock;
@@ -34,23 +35,10 @@ const ON_ONE_CONNECTION: usize = 64;
 /// An address stays open a little longer than its TTL, because a program may resolve the name at
 /// the last moment and connect afterwards.
 const GRACE: Duration = Duration::from_secs(10);
-/// Least time between two warnings that addresses could not be opened.
-const WARN_INTERVAL: Duration = Duration::from_secs(60);
+/// Most addresses of one answer that are opened. An answer by UDP has no more.
+const OPENED_MAX: usize = 128;
 /// Pause after a socket error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(50);
-
-/// Opens addresses to a VM: a locked [`crate::rules::NameRules`].
-pub trait Open: Send + Sync + 'static {
-    /// Opens these addresses at these ports, each for its time, before it returns.
-    fn open(&self, vm: VmId, at: Access, addresses: &[(IpAddr, Duration)]) -> Result<(), Error>;
-}
-
-impl Open for Mutex<crate::rules::NameRules> {
-    fn open(&self, vm: VmId, at: Access, addresses: &[(IpAddr, Duration)]) -> Result<(), Error> {
-        let mut rules = lock(self);
-        rules.open(vm, at, addresses)
-    }
-}
 
 /// Bound sockets.
 #[derive(Debug)]
@@ -111,12 +99,9 @@ impl Sockets {
 pub struct NameServer {
     directory: Arc<Directory>,
     resolvers: Resolvers,
-    open: Box<dyn Open>,
+    opener: Opener,
     cache: Mutex<Cache>,
     asked: Mutex<HashMap<VmId, usize>>,
-    /// When it last warned that addresses could not be opened: a guest can bring that about with
-    /// every query.
-    warned: Mutex<Option<Instant>>,
 }
 
 impl NameServer {
@@ -124,12 +109,11 @@ impl NameServer {
     /// addresses with `open`.
     pub fn new(directory: Arc<Directory>, resolvers: Resolvers, open: impl Open) -> NameServer {
         NameServer {
+            opener: Opener::new(directory.clone(), open),
             directory,
             resolvers,
-            open: Box::new(open),
             cache: Mutex::default(),
             asked: Mutex::default(),
-            warned: Mutex::default(),
         }
     }
 
@@ -259,7 +243,7 @@ impl NameServer {
         let Some((resolved, age)) = self.resolve(&question).await else {
             return Some(question.error(Rcode::SERVFAIL));
         };
-        if !self.open(asker, &question.name, &resolved, age) {
+        if !self.open(asker, &question.name, &resolved, age).await {
             return Some(question.error(Rcode::SERVFAIL));
         }
         let most = if tcp {
@@ -289,39 +273,15 @@ impl NameServer {
 
     /// Opens the addresses of a name if a rule allows it, at the rule's ports. `false` if that
     /// failed.
-    fn open(&self, asker: &Asker, name: &str, resolved: &Resolved, age: Duration) -> bool {
+    async fn open(&self, asker: &Asker, name: &str, resolved: &Resolved, age: Duration) -> bool {
         let opened: Vec<_> = resolved
             .addresses
             .iter()
             .filter(|(address, _)| opened_by_name(*address))
+            .take(OPENED_MAX)
             .map(|(address, ttl)| (*address, ttl.saturating_sub(age) + GRACE))
             .collect();
-        if opened.is_empty() {
-            return true;
-        }
-        // The policy may have changed while the resolver was asked.
-        let now = self.directory.asker(asker.v4.into());
-        let now = now.filter(|it| it.vm == asker.vm);
-        let policy = now.as_ref().map_or(&asker.policy, |it| &it.policy);
-        let mut accesses = policy.opened_at(name).into_iter();
-        accesses.all(|at| match self.open.open(asker.vm, at, &opened) {
-            Ok(()) => true,
-            Err(error) => {
-                if self.may_warn() {
-                    tracing::warn!(vm = %asker.vm, %error, "the addresses of an allowed name could not be opened");
-                }
-                false
-            }
-        })
-    }
-
-    fn may_warn(&self) -> bool {
-        let mut warned = lock(&self.warned);
-        let may = warned.is_none_or(|last| last.elapsed() >= WARN_INTERVAL);
-        if may {
-            *warned = Some(Instant::now());
-        }
-        may
+        self.opener.open(asker, name, &opened).await
     }
 }
 
@@ -347,6 +307,8 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
+    use crate::policy::Access;
     use std::net::Ipv4Addr;
 
     #[test]

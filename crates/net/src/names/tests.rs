@@ -1,7 +1,8 @@
 use super::directory::{Asker, Directory, Known};
 use super::message::{self, Question, Rejected, Resolved};
+use super::opener::Open;
 use super::resolvers::Resolvers;
-use super::server::{NameServer, Open};
+use super::server::NameServer;
 use crate::policy::{Access, Policy};
 use crate::{Error, VmId};
 use domain::base::iana::{Class, Rcode, Rtype};
@@ -319,6 +320,12 @@ async fn other_names_are_resolved_cached_and_opened_by_policy() {
     assert!(cut.len() <= 512);
     let whole = ask(&open, "large.example", Rtype::A, true).await;
     assert_eq!(said(&whole).1.len(), 200);
+    // Only so many of its addresses are opened.
+    let mut some = asker(5, "c", None);
+    some.policy.allow = vec!["large.example".parse().expect("a rule")];
+    some.policy.deny = vec!["all".parse().expect("a rule")];
+    ask(&some, "large.example", Rtype::A, true).await;
+    assert_eq!(opened.0.lock().expect("a list").len(), 128);
 }
 
 #[tokio::test]

@@ -263,8 +263,11 @@ impl Network {
         let before = on.directory.asker(v4.into());
         on.directory.set(asker(record, &spec, &addresses));
         let changed = inner.host.change(&spec).map_err(failed);
-        if let (Err(_), Some(before)) = (&changed, before) {
-            on.directory.set((*before).clone());
+        match (&changed, before) {
+            (Err(_), Some(before)) => on.directory.set((*before).clone()),
+            // Once more, because the name server forgets then what it has opened meanwhile: the
+            // change may have closed it.
+            _ => on.directory.set(asker(record, &spec, &addresses)),
         }
         changed
     }
