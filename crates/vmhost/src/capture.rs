@@ -54,8 +54,9 @@ pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<FrozenGuest, Str
     }
 }
 
-/// Has a VMM capture its VM; the error is a sentence without its full stop.
-pub async fn capture(control: &Path, resume: bool) -> Result<Captured, String> {
+/// Has a VMM capture its VM, which has this many bytes of RAM; the error is a sentence without its
+/// full stop.
+pub async fn capture(control: &Path, resume: bool, ram: u64) -> Result<Captured, String> {
     let asked = control::request_with_descriptors(control, ControlRequest::Capture { resume });
     let (answer, descriptors) = match timeout(CAPTURE_TIME, asked).await {
         Ok(Ok(answer)) => answer,
@@ -77,6 +78,7 @@ pub async fn capture(control: &Path, resume: bool) -> Result<Captured, String> {
         state,
         layout,
         layers: files.collect(),
+        ram,
         pause_ns,
     };
     if captured.layers.is_empty() || captured.layers.len() != layers as usize {

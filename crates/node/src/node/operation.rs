@@ -335,8 +335,9 @@ impl Node {
         watch: &mut Stopwatch,
     ) -> Result<Captured> {
         let control = self.host.paths.control_socket(&vm.id);
+        let ram = u64::from(vm.spec.ram_mib()) << 20;
         let captured = watch
-            .step(names::CAPTURE, capture::capture(&control, resume))
+            .step(names::CAPTURE, capture::capture(&control, resume, ram))
             .await;
         match captured {
             Ok(captured) => {

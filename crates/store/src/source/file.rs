@@ -46,7 +46,8 @@ pub(super) fn data_within(file: &File, range: Range<u64>) -> io::Result<Vec<Rang
     let mut at = range.start;
     while at < range.end {
         let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-            Ok(start) if start < range.end => start,
+            // A descriptor of another process may be of no regular file, and say anything.
+            Ok(start) if start < range.end => start.max(at),
             // No data up to the end.
             Ok(_) | Err(Errno::NXIO) => break,
             Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::SPIPE) => at,
@@ -65,6 +66,13 @@ pub(super) fn data_within(file: &File, range: Range<u64>) -> io::Result<Vec<Rang
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_descriptor_that_ignores_seeks_is_data() {
+        let null = File::open("/dev/null").unwrap();
+        let range = 4096..8192;
+        assert_eq!(data_within(&null, range.clone()).unwrap(), [range]);
+    }
 
     #[test]
     fn holes_are_not_data_and_read_as_zeros() {

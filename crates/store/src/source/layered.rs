@@ -7,6 +7,9 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
 /// The layers of a VM's RAM: at each offset the topmost layer that covers it is read; holes are
 /// zeros.
 #[derive(Debug)]
@@ -25,7 +28,7 @@ struct Segment {
 
 impl LayeredFile {
     /// `layers` begins with the lowest. An error of kind `InvalidData` if the layout contradicts
-    /// itself or does not fit the number of layers.
+    /// itself, has parts of pages, or does not fit the number of layers.
     pub fn new(layers: Vec<File>, layout: &MemoryLayout) -> io::Result<LayeredFile> {
         if layers.len() != layout.covers.len() + 1 {
             return Err(invalid(format!(
@@ -45,10 +48,11 @@ impl LayeredFile {
             let mut ranges = Vec::with_capacity(covers.len());
             for extent in covers {
                 let range = extent.offset..extent.offset.saturating_add(extent.length);
-                if range.start < end || range.is_empty() || range.end > layout.size {
+                let pages = (extent.offset | extent.length).is_multiple_of(PAGE);
+                if !pages || range.start < end || range.is_empty() || range.end > layout.size {
                     return Err(invalid(format!(
                         "layer {layer} of RAM covers {} bytes at {}, which overlaps another \
-                         extent, is empty, or is not within {} bytes",
+                         extent, is empty, not in whole pages, or not within {} bytes",
                         extent.length, extent.offset, layout.size
                     )));
                 }
@@ -147,7 +151,6 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::fs::FileExt;
 
-    const PAGE: u64 = 4096;
     const PAGES: usize = 24;
 
     fn layout(covers: &[Vec<bool>]) -> MemoryLayout {
@@ -238,6 +241,8 @@ mod tests {
             &[(0, 2 * PAGE), (PAGE, PAGE)],
             &[(0, 9 * PAGE)],
             &[(0, 0)],
+            &[(0, 1)],
+            &[(1, PAGE)],
             &[(u64::MAX, PAGE)],
         ] {
             let error = LayeredFile::new(two(), &with(bad)).unwrap_err();
