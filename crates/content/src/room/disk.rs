@@ -2,7 +2,7 @@
 //!
 //! | writer | reserves |
 //! |---|---|
-//! | pull | what is still to be fetched, and for the image as much as its layers |
+//! | pull | what is still to be fetched, and for the image as much as its layers; a snapshot's disks unpacked, without zero chunks |
 //! | capture whose RAM is written whole (hibernation, golden snapshot, first snapshot) | the parts of RAM that are no holes |
 //! | commit | the size of the changes that the guest sent |
 //! | copy of an image as a root disk, without clones | the image's size |

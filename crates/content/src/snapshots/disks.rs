@@ -4,6 +4,7 @@
 //! VMs write to these disks as plain files, so a pull fetches them completely, not on demand. Of
 //! a copy of an image only the differences are pushed.
 
+use super::memory::unpack;
 use crate::error::of_registry;
 use crate::error::{Error, Result};
 use crate::images::artifact::{self, file_of};
@@ -14,13 +15,13 @@ use crate::room::disk::Room;
 use crate::roots;
 use jiffy_registry::artifact::FileToPush;
 use jiffy_registry::{RemoteArtifact, RemoteFile};
-use jiffy_store::optimise::Contents;
-use jiffy_store::{ImageReader, write_raw};
+use jiffy_store::ImageReader;
 use jiffy_wire::api::RootDisk;
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The root disk's file in an artifact.
 pub const ROOT_FILE: &str = "root-disk.image";
@@ -182,10 +183,12 @@ impl<'a> Pulled<'a> {
         &self.what
     }
 
-    /// Fetches the disk into a snapshot's new folder; returns the bytes fetched: blocking.
+    /// Fetches the disk into a snapshot's new folder; returns the bytes fetched: blocking. The
+    /// caller has reserved room for these, `unfetched`; the unpacked disk's is reserved here.
     pub fn fetch(
         &self,
-        chunks: &Chunks,
+        (chunks, room): (&Chunks, &Room),
+        unfetched: &AtomicU64,
         folder: &Path,
         progress: &dyn jiffy_registry::Progress,
     ) -> Result<u64> {
@@ -195,8 +198,9 @@ impl<'a> Pulled<'a> {
         let mut fetched = 0;
         let mut fetch = |file: &RemoteFile| {
             fetched += file.size();
-            file.fetch(scratch.path(), progress)
-                .map_err(|error| of_registry(&error, scratch.path()))
+            let path = file.fetch(scratch.path(), progress);
+            unfetched.fetch_sub(file.size(), Ordering::Relaxed);
+            path.map_err(|error| of_registry(&error, scratch.path()))
         };
         let path = fetch(self.file)?;
         // Parents that this node has are not fetched.
@@ -219,8 +223,8 @@ impl<'a> Pulled<'a> {
                 .create(parent)
                 .map_err(failed)?;
         }
-        write_raw(&target, &Contents(&image))
-            .map_err(|error| super::memory::write_failed(&target, &error))?;
+        let needs = format!("The {} of the snapshot needs up to", self.what);
+        unpack(&target, &image, room, &needs)?;
         Ok(fetched)
     }
 
@@ -264,9 +268,10 @@ mod tests {
     use jiffy_registry::artifact::{Config, SNAPSHOT_TYPE};
     use jiffy_registry::testing::{LocalRegistry, RegistryOptions};
     use jiffy_registry::{Artifact, Reference};
-    use jiffy_wire::api::RegistryAccess;
+    use jiffy_wire::api::{ErrorKind, RegistryAccess};
     use std::collections::BTreeMap;
     use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
 
     const IMAGE_BYTES: usize = 1 << 20;
 
@@ -349,8 +354,15 @@ mod tests {
         }
 
         fn fetch(disk: &Pulled) -> Result<Vec<u8>> {
+            Stage::fetch_into(disk, &Room::default())
+        }
+
+        fn fetch_into(disk: &Pulled, room: &Room) -> Result<Vec<u8>> {
             let (chunks, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            disk.fetch(&Chunks::new(chunks.path().to_owned()), to.path(), &())?;
+            let chunks = Chunks::new(chunks.path().to_owned());
+            let unfetched = AtomicU64::new(disk.bytes(&chunks)?);
+            disk.fetch((&chunks, room), &unfetched, to.path(), &())?;
+            assert_eq!(unfetched.into_inner(), 0);
             assert!(disk.bytes_in(to.path()) > 0);
             let left: Vec<_> = fs::read_dir(to.path()).unwrap().collect();
             assert_eq!(left.len(), 1, "{left:?}");
@@ -381,6 +393,32 @@ mod tests {
         let refused = cut_root(&disk, &kind, chunks, &stage.image, stage.folder.path());
         let error = refused.unwrap_err();
         assert!(error.0.message.contains("root disk"), "{error:?}");
+    }
+
+    #[test]
+    fn a_pulled_disk_is_unpacked_only_if_it_fits() {
+        let stage = Stage::new();
+        let path = stage.folder.path().join("disk");
+        fs::write(&path, vec![7; 4 << 20]).unwrap();
+        let room = Room::default();
+        let chunks = (&stage.chunks, &room);
+        let (data, cut) = cut_volume(&path, "data", chunks, stage.folder.path()).unwrap();
+        let there = stage.put(&[cut]);
+        let disk = Pulled::volume(&there, &data).unwrap();
+        assert!(disk.bytes(&stage.chunks).unwrap() < 64 << 10);
+        // Whatever is free is another operation's.
+        let unwritten = Arc::new(AtomicU64::new(0));
+        let _others = room.reserve(stage.folder.path(), "It needs", unwritten.clone());
+        unwritten.store(1 << 60, Ordering::Relaxed);
+        let refused = Stage::fetch_into(&disk, &room).unwrap_err().0;
+        assert_eq!(refused.kind, ErrorKind::NoRoom);
+        let sentence = refused.message;
+        assert!(
+            sentence.starts_with("The volume data of the snapshot needs up to 4 MiB"),
+            "{sentence}"
+        );
+        unwritten.store(0, Ordering::Relaxed);
+        assert!(Stage::fetch_into(&disk, &room).unwrap() == [7; 4 << 20]);
     }
 
     #[test]

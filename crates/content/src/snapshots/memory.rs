@@ -47,19 +47,19 @@ pub fn file_in(folder: &Path, form: MemoryForm) -> PathBuf {
     })
 }
 
-/// RAM of which the room for what was read is given back: what is read is written at once.
-struct Reserving<'a> {
-    ram: &'a LayeredFile,
+/// RAM or a disk of which the room for what was read is given back: what is read is written at once.
+struct Reserving<'a, S> {
+    source: &'a S,
     unread: Arc<AtomicU64>,
 }
 
-impl ChunkSource for Reserving<'_> {
+impl<S: ChunkSource> ChunkSource for Reserving<'_, S> {
     fn size(&self) -> u64 {
-        self.ram.size()
+        self.source.size()
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.ram.read_at(offset, buffer)?;
+        self.source.read_at(offset, buffer)?;
         let read = buffer.len() as u64;
         let less = |unread: u64| Some(unread.saturating_sub(read));
         let _ = self
@@ -69,14 +69,14 @@ impl ChunkSource for Reserving<'_> {
     }
 
     fn data_ranges(&self) -> io::Result<Vec<Range<u64>>> {
-        self.ram.data_ranges()
+        self.source.data_ranges()
     }
 }
 
-/// Bytes of the chunks of RAM that are no holes.
-fn bytes_of_data(ram: &LayeredFile, chunk: u64) -> io::Result<u64> {
+/// Bytes of the chunks of RAM or a disk that are no holes.
+fn bytes_of_data(source: &impl ChunkSource, chunk: u64) -> io::Result<u64> {
     let (mut bytes, mut end) = (0, 0);
-    for range in ram.data_ranges()? {
+    for range in source.data_ranges()? {
         let start = (range.start / chunk * chunk).max(end);
         end = range.end.next_multiple_of(chunk);
         bytes += end - start;
@@ -123,7 +123,10 @@ pub fn write(
             Some(room.reserve(target, what, unread.clone())?)
         }
     };
-    let source = Reserving { ram: &ram, unread };
+    let source = Reserving {
+        source: &ram,
+        unread,
+    };
     let written = match form {
         MemoryForm::Raw => write_raw(target, &source).map(|_| ()),
         MemoryForm::Image => {
@@ -136,6 +139,22 @@ pub fn write(
     };
     written.map_err(|error| write_failed(target, &error))?;
     bytes_of(target).map_err(|error| Error::io("look at a snapshot", target, &error))
+}
+
+/// Writes an image's contents as a plain file, or refuses if there may be no room: blocking. `what`
+/// begins the refusal. Much of an image may be stored once, so the file's size says nothing about it.
+pub(super) fn unpack(target: &Path, image: &ImageReader, room: &Room, what: &str) -> Result<()> {
+    let contents = Contents(image);
+    let unreadable = |error: io::Error| Error::io("store a VM's disk", target, &error);
+    let bytes = bytes_of_data(&contents, 1).map_err(unreadable)?;
+    let unread = Arc::new(AtomicU64::new(bytes));
+    let _room = room.reserve(target, what, unread.clone())?;
+    let source = Reserving {
+        source: &contents,
+        unread,
+    };
+    write_raw(target, &source).map_err(|error| write_failed(target, &error))?;
+    Ok(())
 }
 
 /// Checks that RAM's image and all its ancestors have a version that this release reads; the

@@ -26,6 +26,7 @@ use jiffy_wire::api::{ImageSource, PullImage, RegistryAccess};
 use jiffy_wire::pager::{Origin, RegistryOrigin};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Begins the images of chunks of an image that `signed_by` has signed: blocking.
 pub(super) fn begin(
@@ -103,11 +104,13 @@ fn begin_snapshot(
     for disk in &disks {
         whole = whole.saturating_add(disk.bytes(&images.chunks)?);
     }
-    let _room = images.room.reserve_bytes(folder, PULL_NEEDS, whole)?;
+    let unfetched = Arc::new(AtomicU64::new(whole));
+    let _room = images.room.reserve(folder, PULL_NEEDS, unfetched.clone())?;
     job.set_step("fetching the state");
     state
         .fetch(folder, job.as_ref())
         .map_err(|error| of_registry(&error, folder))?;
+    unfetched.fetch_sub(state.size(), Ordering::Relaxed);
     let file = file_of(artifact, remote::MEMORY)?;
     let memory_bytes = u64::from(read.manifest.spec.ram_mib()) << 20;
     let (tail, _room) = tail_of(&images.room, file, artifact, memory_bytes, folder, job)?;
@@ -120,7 +123,12 @@ fn begin_snapshot(
     let mut other_bytes = state.size();
     for disk in &disks {
         job.set_step(format!("fetching the {}", disk.what()));
-        fetched += disk.fetch(&images.chunks, folder, job.as_ref())?;
+        fetched += disk.fetch(
+            (&images.chunks, &images.room),
+            &unfetched,
+            folder,
+            job.as_ref(),
+        )?;
         other_bytes += disk.bytes_in(folder);
     }
     drop(disks);
