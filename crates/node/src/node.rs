@@ -169,7 +169,7 @@ impl Node {
             false => Scheduler::none(),
         });
         let node = Node {
-            disk_room,
+            disk_room: Arc::clone(&disk_room),
             images: Arc::new(images),
             transfers: Arc::new(Transfers::new(paths.pulls())),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
@@ -179,7 +179,11 @@ impl Node {
             processor: Processor::new(paths.vmm()),
             cache: config.cache,
             host: Arc::new(Host {
-                pager: Pager::new(paths.clone(), Arc::clone(&scheduler)),
+                pager: Pager::new(
+                    paths.clone(),
+                    Arc::clone(&scheduler),
+                    Arc::clone(&disk_room),
+                ),
                 scheduler,
                 launcher: Arc::new(Launcher::new(&paths, config.jailed)),
                 spares: Arc::new(Spares::new(config.spares)),

@@ -42,6 +42,44 @@ pub enum PresenceFault {
     Map(#[from] MapError),
 }
 
+/// A map as it was when it was read, whoever has it open.
+pub struct ReadMap {
+    /// Its header.
+    pub header: MapHeader,
+    bits: Vec<u8>,
+}
+
+impl ReadMap {
+    /// Reads a map without locking it.
+    pub fn read(path: &Path) -> Result<ReadMap, PresenceError> {
+        let read = || ReadMap::of(&File::open(path)?);
+        read().map_err(|fault| failed(path, fault))
+    }
+
+    fn of(file: &File) -> Result<ReadMap, PresenceFault> {
+        let length = file.metadata()?.len();
+        let mut head = [0; MAP_HEADER];
+        read_start(file, &mut head)?;
+        let header = MapHeader::decode(&head, length)?;
+        // The length agrees with the header.
+        let mut bits = vec![0; (length - MAP_HEADER as u64) as usize];
+        file.read_exact_at(&mut bits, MAP_HEADER as u64)?;
+        Ok(ReadMap { header, bits })
+    }
+
+    /// Bytes of the units that are not present.
+    pub fn missing_bytes(&self) -> u64 {
+        let units = self.header.units();
+        let (whole, rest) = self.bits.split_at((units / 8) as usize);
+        // Bits after the last unit have no meaning.
+        let last = rest
+            .first()
+            .map_or(0, |bits| bits & ((1 << (units % 8)) - 1));
+        let present: u64 = whole.iter().map(|bits| u64::from(bits.count_ones())).sum();
+        (units - present - u64::from(last.count_ones())) * u64::from(self.header.unit)
+    }
+}
+
 /// A map, open and locked.
 #[derive(Debug)]
 pub struct PresenceMap {
@@ -72,17 +110,11 @@ impl PresenceMap {
     pub fn open(path: &Path) -> Result<PresenceMap, PresenceError> {
         let read = || {
             let file = open_locked(path, false)?;
-            let length = file.metadata()?.len();
-            let mut head = [0; MAP_HEADER];
-            read_start(&file, &mut head)?;
-            let header = MapHeader::decode(&head, length)?;
-            // The length agrees with the header.
-            let mut bits = vec![0; (length - MAP_HEADER as u64) as usize];
-            file.read_exact_at(&mut bits, MAP_HEADER as u64)?;
-            Ok((file, header, bits))
+            let map = ReadMap::of(&file)?;
+            Ok((file, map))
         };
-        let (file, header, bits) = read().map_err(|fault| failed(path, fault))?;
-        Ok(PresenceMap::new(file, path, header, &bits))
+        let (file, map) = read().map_err(|fault| failed(path, fault))?;
+        Ok(PresenceMap::new(file, path, map.header, &map.bits))
     }
 
     fn new(file: Locked, path: &Path, header: MapHeader, bits: &[u8]) -> PresenceMap {

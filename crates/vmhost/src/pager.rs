@@ -27,7 +27,8 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::model::vm::Paged;
 use jiffy_content::paths::Paths;
-use jiffy_store::partial::is_partial;
+use jiffy_content::room::disk::{Missing, Reserved, Room, Unwritten};
+use jiffy_store::partial::{is_partial, map_path};
 use jiffy_sys::locked::Locked;
 use jiffy_sys::mutex::lock;
 use jiffy_sys::regular;
@@ -61,6 +62,8 @@ pub struct Pager {
     paths: Paths,
     /// Learns which process the pager is.
     scheduler: Arc<Scheduler>,
+    /// The room on disks.
+    room: Arc<Room>,
     /// Never held across an await.
     state: Mutex<State>,
     orders: Orders,
@@ -133,10 +136,11 @@ impl State {
 
 impl Pager {
     /// A pager without a process yet.
-    pub fn new(paths: Paths, scheduler: Arc<Scheduler>) -> Arc<Pager> {
+    pub fn new(paths: Paths, scheduler: Arc<Scheduler>, room: Arc<Room>) -> Arc<Pager> {
         Arc::new_cyclic(|this| Pager {
             paths,
             scheduler,
+            room,
             state: Mutex::default(),
             orders: Orders::default(),
             starting: tokio::sync::Mutex::default(),
@@ -317,6 +321,7 @@ impl Pager {
             self.open_in_turn(disk).await?;
             hold(disk.contents(&self.paths)).await?
         };
+        let _room = self.reserve(vec![disk.present(&self.paths)]).await?;
         self.complete(&disk.name()).await.map_err(|why| {
             Error::registry(format!(
                 "The missing chunks of the VM's root file system can't be fetched: {why}."
@@ -329,7 +334,10 @@ impl Pager {
     /// [`Pager::complete_disk`].
     pub async fn complete_image(&self, disk: &LazyDisk) -> Result<Locked> {
         let held = self.complete_disk(disk).await?;
-        for image in disk.images(&self.paths) {
+        let images = disk.images(&self.paths);
+        let maps = images.iter().map(|image| map_path(image)).collect();
+        let _room = self.reserve(maps).await?;
+        for image in images {
             let request = PagerRequest::CompleteImage { image };
             done(self.ask(&request, COMPLETE_TIME).await).map_err(|why| {
                 Error::registry(format!(
@@ -346,6 +354,7 @@ impl Pager {
         if !is_partial(image) {
             return Ok(());
         }
+        let _room = self.reserve(vec![map_path(image)]).await?;
         self.run().await?;
         let origins = PagerRequest::Origins {
             image: image.to_owned(),
@@ -362,6 +371,26 @@ impl Pager {
             })?;
         }
         Ok(())
+    }
+
+    /// Reserves room for what is missing in files, by their maps, or refuses. `None` if nothing is
+    /// missing.
+    async fn reserve(&self, maps: Vec<PathBuf>) -> Result<Option<Arc<Reserved>>> {
+        let room = Arc::clone(&self.room);
+        let work = tokio::task::spawn_blocking(move || {
+            let Some(beside) = maps.first().cloned() else {
+                return Ok(None);
+            };
+            let missing = Missing(maps);
+            if missing.unwritten() == 0 {
+                return Ok(None);
+            }
+            let what = "Fetching what is missing of the image needs up to";
+            room.reserve(&beside, what, Arc::new(missing)).map(Some)
+        });
+        work.await.map_err(|error| {
+            Error::internal(format!("Looking for disk space was cut short: {error}."))
+        })?
     }
 
     /// Takes over VMs of an earlier daemon and their disks; that daemon's pager may still run.

@@ -6,6 +6,8 @@
 //! | capture whose RAM is written whole (hibernation, golden snapshot, first snapshot) | the parts of RAM that are no holes |
 //! | commit | the size of the changes that the guest sent |
 //! | copy of an image as a root disk, without clones | the image's size |
+//! | capture or commit of a VM whose root file system is incomplete | its missing chunks |
+//! | optimised snapshot of which parts are in a registry | the missing parts |
 //! | optimised snapshot | the size of its RAM's images |
 //! | push that cuts an image or a disk into chunks | its size |
 //!
@@ -14,10 +16,11 @@
 //! layers are sparse. These are written until the disk is full; then they fail and are removed.
 
 use crate::error::{Error, Result};
+use jiffy_store::presence::ReadMap;
 use jiffy_sys::mutex::lock;
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -31,6 +34,18 @@ pub trait Unwritten: fmt::Debug + Send + Sync {
 impl Unwritten for AtomicU64 {
     fn unwritten(&self) -> u64 {
         self.load(Ordering::Relaxed)
+    }
+}
+
+/// Files that are filled on demand, by the maps of what is present in them: what is missing will be
+/// written. A map that can't be read counts for nothing.
+#[derive(Debug)]
+pub struct Missing(pub Vec<PathBuf>);
+
+impl Unwritten for Missing {
+    fn unwritten(&self) -> u64 {
+        let of = |map: &PathBuf| ReadMap::read(map).map_or(0, |map| map.missing_bytes());
+        self.0.iter().map(of).sum()
     }
 }
 
@@ -119,7 +134,9 @@ fn shown(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_store::presence::PresenceMap;
     use jiffy_wire::api::ErrorKind;
+    use jiffy_wire::disk::MapHeader;
 
     #[test]
     fn drafts_are_not_shown() {
@@ -145,6 +162,28 @@ mod tests {
             let said = refused.message;
             assert!(said.starts_with("The pull needs at least 1"), "{said}");
         }
+    }
+
+    #[test]
+    fn what_is_missing_is_reserved_until_it_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("present");
+        let (unit, length) = (8 << 10, 1 << 20);
+        let header = MapHeader {
+            unit,
+            length,
+            tail: length,
+            image: [0; 16],
+            boot: [0; 16],
+        };
+        let map = PresenceMap::create(&path, header).unwrap();
+        let missing = Missing(vec![path, folder.path().join("none")]);
+        assert_eq!(missing.unwritten(), length);
+        map.set(0..3).unwrap();
+        map.set(100..128).unwrap();
+        assert_eq!(missing.unwritten(), length - 31 * u64::from(unit));
+        map.set(0..128).unwrap();
+        assert_eq!(missing.unwritten(), 0);
     }
 
     #[test]

@@ -356,14 +356,16 @@ impl Node {
         let work = tokio::task::spawn_blocking(move || {
             let mut manifest = saved.manifest.clone();
             let what = "The optimised snapshot needs about";
-            let _room = room.reserve_bytes(&saved.folder, what, manifest.memory_bytes)?;
+            // The manifest of a snapshot that was pulled counts only what was fetched then.
+            let unreadable =
+                |error| Error::io("read the size of a snapshot", &saved.memory(), &error);
+            let bytes = memory::bytes_of(&saved.memory()).map_err(unreadable)?;
+            let _room = room.reserve_bytes(&saved.folder, what, bytes)?;
             lowered(AWAITED, || {
                 memory::optimise(&saved.memory(), &saved.recording())
             })?;
             manifest.optimised = true;
-            manifest.memory_bytes = memory::bytes_of(&saved.memory()).map_err(|error| {
-                Error::io("read the size of a snapshot", &saved.memory(), &error)
-            })?;
+            manifest.memory_bytes = memory::bytes_of(&saved.memory()).map_err(unreadable)?;
             manifest
                 .save(&saved.folder)
                 .map_err(|error| Error::io("write a snapshot's record", &saved.folder, &error))

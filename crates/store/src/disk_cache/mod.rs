@@ -14,7 +14,7 @@ pub use trim::{Parts, trim, trim_others};
 
 use crate::error::ImageError;
 use crate::format::{ImageId, Kind};
-use crate::presence::{PresenceError, PresenceFault, PresenceMap};
+use crate::presence::{PresenceError, PresenceFault, PresenceMap, ReadMap};
 use crate::reader::ImageReader;
 use crate::sparse::SparseFile;
 pub use crate::sparse::{Claim, Flight};
@@ -272,18 +272,10 @@ fn chunks(units: Range<u64>) -> Range<u32> {
 /// there is no cache, or if another boot left it open.
 pub fn is_full(folder: &Path) -> bool {
     let read = || -> io::Result<bool> {
-        let file = File::open(folder.join(PRESENT))?;
-        let length = file.metadata()?.len();
-        let mut head = [0; MAP_HEADER];
-        file.read_exact_at(&mut head, 0)?;
-        let head = MapHeader::decode(&head, length).map_err(io::Error::other)?;
+        let map = ReadMap::read(&folder.join(PRESENT)).map_err(io::Error::other)?;
         let contents = fs::metadata(folder.join(CONTENTS))?;
-        let valid = head.boot == [0; 16] || head.boot == boot_id()?;
-        let mut bits = vec![0; (length - MAP_HEADER as u64) as usize];
-        file.read_exact_at(&mut bits, MAP_HEADER as u64)?;
-        // Bits after the last unit have no meaning.
-        let has = |unit: u64| bits[(unit / 8) as usize] >> (unit % 8) & 1 == 1;
-        Ok(valid && contents.len() == head.length && (0..head.units()).all(has))
+        let valid = map.header.boot == [0; 16] || map.header.boot == boot_id()?;
+        Ok(valid && contents.len() == map.header.length && map.missing_bytes() == 0)
     };
     read().unwrap_or(false)
 }

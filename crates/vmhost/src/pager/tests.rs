@@ -1,5 +1,7 @@
 use super::*;
-use jiffy_store::partial::map_path;
+use jiffy_store::presence::PresenceMap;
+use jiffy_wire::api::ErrorKind;
+use jiffy_wire::disk::MapHeader;
 use std::collections::HashSet;
 use std::os::unix::fs::PermissionsExt;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -55,7 +57,7 @@ async fn answered_but(
             stream.write_all(&line).await.unwrap();
         }
     });
-    let pager = Pager::new(paths, Arc::default());
+    let pager = Pager::new(paths, Arc::default(), Arc::default());
     pager.state().pid = Some(std::process::id());
     (pager, asked)
 }
@@ -75,6 +77,40 @@ async fn a_completed_disk_stays_share_locked_while_it_is_held() {
     assert!(alone().is_none(), "a VM has ended");
     drop(held);
     assert!(alone().is_some());
+}
+
+#[tokio::test]
+async fn what_is_missing_is_fetched_only_if_it_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pager, mut asked) = obeyed(folder.path()).await;
+    let disk = disk(1);
+    let contents = disk.contents(&pager.paths);
+    fs::create_dir_all(contents.parent().unwrap()).unwrap();
+    fs::write(&contents, "").unwrap();
+    let memory = folder.path().join("ram.image");
+    // Larger than any disk.
+    let length = 1 << 45;
+    let header = MapHeader {
+        unit: 2 << 20,
+        length,
+        tail: length,
+        image: [0; 16],
+        boot: [0; 16],
+    };
+    for map in [disk.present(&pager.paths), map_path(&memory)] {
+        PresenceMap::create(&map, header).unwrap();
+    }
+    for refused in [
+        pager.complete_disk(&disk).await.map(drop),
+        pager.complete_memory(&memory).await,
+    ] {
+        let error = refused.unwrap_err().0;
+        assert_eq!(error.kind, ErrorKind::NoRoom, "{error:?}");
+    }
+    while let Ok(request) = asked.try_recv() {
+        let asks = format!("{request:?}");
+        assert!(!asks.contains("Complete"), "{asks}");
+    }
 }
 
 /// Whether a program of this user and group, and of no other group, gets to this path.
