@@ -155,6 +155,8 @@ fn default_signals() {
         for signal in IGNORED_BY_SOME {
             libc::signal(signal, libc::SIG_DFL);
         }
+        // A write beyond RLIMIT_FSIZE fails, instead of ending the program.
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         let mut none = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());

@@ -9,7 +9,7 @@ pub struct Limits {
     pub files: u64,
     /// Threads and processes of its user id.
     pub processes: u64,
-    /// Bytes of the largest file it may write.
+    /// Bytes of the largest file it may write; a write beyond them fails with `EFBIG`.
     pub file_size: Option<u64>,
 }
 

@@ -39,6 +39,9 @@ const PROCESSES: u64 = 256;
 const PAGE_TABLES: u64 = 64;
 /// Memory of the monitor itself, bytes.
 const OVERHEAD: u64 = 64 << 20;
+/// Bytes that a file of a monitor may have beyond those of its VM's RAM and disks: room for its log,
+/// and for the RAM that a spare makes before its VM is known.
+const FILE_ROOM: u64 = 128 << 20;
 
 /// Starts monitors.
 #[derive(Debug)]
@@ -72,7 +75,16 @@ pub struct Monitor<'a> {
     /// The user it runs as.
     pub identity: Option<Identity>,
     /// Its resource limits; not known yet for a spare.
-    pub share: Option<Share>,
+    pub limits: Option<MonitorLimits>,
+}
+
+/// Resource limits of a VM's monitor.
+#[derive(Debug, Clone, Copy)]
+pub struct MonitorLimits {
+    /// Those of its cgroup.
+    pub share: Share,
+    /// Bytes of the largest file that it may write (RLIMIT_FSIZE); `None` without a jail.
+    pub file_size: Option<u64>,
 }
 
 impl Launcher {
@@ -271,7 +283,7 @@ impl Launcher {
             limits: Limits {
                 files: FILES,
                 processes: PROCESSES,
-                file_size: None,
+                file_size: monitor.limits.and_then(|limits| limits.file_size),
             },
             cgroup: cgroup.as_ref().map(AsFd::as_fd),
         };
@@ -295,8 +307,8 @@ impl Launcher {
             return Ok(None);
         };
         let cgroup = cgroups.make(PROCESSES)?;
-        if let Some(share) = &monitor.share {
-            cgroup.set_limits(share)?;
+        if let Some(limits) = &monitor.limits {
+            cgroup.set_limits(&limits.share)?;
         }
         Ok(Some(cgroup))
     }
@@ -380,6 +392,12 @@ pub fn share_of(record: &VmRecord, is_last: bool, wakes: bool) -> Share {
 /// captures.
 pub fn memory_limit(record: &VmRecord, memory_mib: u32) -> u64 {
     2 * bytes(memory_mib) + bytes(record.spec.ram_mib()) / PAGE_TABLES + OVERHEAD
+}
+
+/// Bytes of the largest file that a VM's monitor may write: its disks have sizes that stay the same
+/// while it runs, the largest of them `disk` bytes, and files of captured RAM are as long as RAM.
+pub fn file_size_limit(record: &VmRecord, disk: u64) -> u64 {
+    bytes(record.spec.ram_mib()).max(disk) + FILE_ROOM
 }
 
 /// Bytes by which a monitor's memory limit is raised for a further capture: all written memory is

@@ -5,7 +5,8 @@ use jiffy_wire::vmm::VmmEvent;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, pidfd_open,
+    pidfd_send_signal, prlimit, waitid,
 };
 use std::fs;
 use std::io;
@@ -102,11 +103,21 @@ impl VmmProcess {
         self
     }
 
-    /// Limits its resources, if it has a cgroup of its own.
-    pub fn set_limits(&self, share: &Share) -> io::Result<()> {
-        self.cgroup
-            .as_ref()
-            .map_or(Ok(()), |cgroup| cgroup.set_limits(share))
+    /// Limits its resources, if it has a cgroup of its own, and the bytes of its files, if those are
+    /// to be limited.
+    pub fn set_limits(&self, share: &Share, file_size: Option<u64>) -> io::Result<()> {
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.set_limits(share)?;
+        }
+        if let Some(most) = file_size {
+            let pid = Pid::from_raw(self.pid as i32);
+            let limit = Rlimit {
+                current: Some(most),
+                maximum: Some(most),
+            };
+            prlimit(pid, Resource::Fsize, limit)?;
+        }
+        Ok(())
     }
 
     /// Changes how many processors it may use, if it has a cgroup of its own.

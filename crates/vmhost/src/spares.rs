@@ -7,12 +7,11 @@
 //! A spare has no id and no record, and a run folder that becomes its VM's. It ends when its socket
 //! is closed, and so also when the daemon is killed. If there is no usable spare, a VMM is spawned.
 
-use crate::jails::{self, Launcher, Monitor};
+use crate::jails::{self, Launcher, Monitor, MonitorLimits};
 use crate::process::{VmmProcess, on_exit};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::names;
 use jiffy_content::paths::Paths;
-use jiffy_jail::Share;
 use jiffy_sys::fds::send_with_fds;
 use jiffy_sys::mutex::lock;
 use jiffy_sys::spare;
@@ -157,7 +156,7 @@ impl Spare {
             output: nowhere.as_fd(),
             descriptors: &descriptors,
             identity,
-            share: None,
+            limits: None,
         })?);
         Ok(spare)
     }
@@ -180,7 +179,7 @@ impl Spare {
     /// descriptors that a spawned VMM would inherit.
     pub fn become_vmm(
         mut self,
-        share: &Share,
+        limits: &MonitorLimits,
         config: &Path,
         config_fd: Option<i32>,
         log: BorrowedFd<'_>,
@@ -192,7 +191,7 @@ impl Spare {
         })?;
         let all = [&[log], descriptors].concat();
         let process = self.process.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        process.set_limits(share)?;
+        process.set_limits(&limits.share, limits.file_size)?;
         send_with_fds(&self.socket, &take, &all)?;
         self.process
             .take()

@@ -15,12 +15,14 @@ const DEFAULT_LEVEL: LevelFilter = LevelFilter::WARN;
 
 /// Warnings and errors go to stderr; RUST_LOG sets other levels, such as `debug` or
 /// `warn,jiffy_vmm::pager=debug`. Filtering by spans and fields is not supported: it needs regular
-/// expressions, which would be a tenth of this program.
+/// expressions, which would be a tenth of this program. Messages that can't be written, because the
+/// disk is full or the log has reached the limit of a file's size, are lost: reporting that would
+/// write to stderr as well, and panic.
 pub fn set_up() {
     let asked = std::env::var_os("RUST_LOG");
     match asked.map(|asked| asked.to_string_lossy().parse::<Targets>()) {
         Some(Ok(targets)) => {
-            let log = layer().with_writer(io::stderr);
+            let log = layer().with_writer(io::stderr).log_internal_errors(false);
             tracing_subscriber::registry()
                 .with(log)
                 .with(targets)
@@ -45,6 +47,7 @@ impl LazySubscriber {
                 let log = tracing_subscriber::fmt()
                     .with_max_level(DEFAULT_LEVEL)
                     .with_writer(io::stderr)
+                    .log_internal_errors(false)
                     .with_ansi(false);
                 Box::new(log.finish())
             })

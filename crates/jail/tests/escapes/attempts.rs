@@ -3,6 +3,7 @@
 
 use super::calls::{call, got, reply};
 use super::stage::{FILE_SIZE, FILES, PROCESSES, SECRET, SHM_KEY};
+use jiffy_sys::handed;
 use libc::{c_int, c_long};
 use std::ffi::CString;
 use std::io::{self, Write};
@@ -29,6 +30,10 @@ struct Aims {
 type Outcome = Result<(), io::Error>;
 type Attempt = (&'static str, fn(&Aims) -> Outcome);
 
+/// The file that it may write to.
+const FILE: c_int = jiffy_jail::FIRST_DESCRIPTOR;
+/// The descriptor of its folder in procfs, after that of the file.
+const OWN_PROC: c_int = FILE + 1;
 /// A socket that the monitor could connect to before its guest ran.
 const OWN: &str = "vsock.sock_1024";
 /// A Unix socket that was made before the filter was in force.
@@ -63,7 +68,9 @@ pub fn run(aims: &[&str]) {
         udp: udp.parse().unwrap(),
         abstract_name: (*name).to_owned(),
     };
-    // Before its guest runs, a monitor connects to its pager.
+    // Before its guest runs, a monitor leaves procfs, and connects to its pager.
+    handed::add_inherited(handed::PROC.into(), OWN_PROC).expect("its folder in procfs");
+    jiffy_vmm::sandbox::close_proc().expect("procfs is closed");
     UnixStream::connect(OWN).expect("its own socket");
     let made = socket_of_unix().expect("a socket");
     MADE_BEFORE.set(made).unwrap();
@@ -479,14 +486,15 @@ const ATTEMPTS: &[Attempt] = &[
         }
         bombed
     }),
-    ("fill a disk", |_| {
-        // Otherwise the signal would end the program, which would also stop it.
-        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    ("write to a file without end", |_| {
         let page = [1_u8; 4096];
         bomb(FILE_SIZE / 4096, || {
-            let written = unsafe { libc::write(3, page.as_ptr().cast(), page.len()) };
+            let written = unsafe { libc::write(FILE, page.as_ptr().cast(), page.len()) };
             got(written as c_long).map(drop)
         })
+    }),
+    ("make a file longer without end", |_| {
+        reply(unsafe { libc::ftruncate(FILE, FILE_SIZE as i64 + 1) })
     }),
 ];
 

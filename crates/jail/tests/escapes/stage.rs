@@ -76,7 +76,7 @@ fn start(jail: &Jail<'_>, arguments: &[&str], handed: &[BorrowedFd<'_>]) -> (Jai
         environment: &[],
         output: theirs.as_fd(),
         descriptors: handed,
-        own_proc: false,
+        own_proc: true,
     });
     let pid = pid.unwrap_or_else(|error| panic!("{error}: {}", error.io()));
     (Jailed(pid), ours)

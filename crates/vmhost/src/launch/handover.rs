@@ -33,6 +33,8 @@ pub(super) struct Descriptors<'a> {
     /// Is there a process to inherit them?
     used: bool,
     passed: Vec<Passed<'a>>,
+    /// Bytes of the largest file that it may write to as a disk.
+    largest_disk: u64,
     /// The node's ends of the VMM's channels.
     pub channels: Vec<Channel>,
     /// The node's end of the connection that the guest's init uses first.
@@ -59,6 +61,7 @@ impl<'a> Descriptors<'a> {
             launcher,
             used: true,
             passed: vec![Passed::Owned(events)],
+            largest_disk: 0,
             channels: Vec::new(),
             supervisor: None,
         }
@@ -70,6 +73,7 @@ impl<'a> Descriptors<'a> {
             launcher,
             used: false,
             passed: Vec::new(),
+            largest_disk: 0,
             channels: Vec::new(),
             supervisor: None,
         }
@@ -88,6 +92,12 @@ impl<'a> Descriptors<'a> {
 
     fn passes_descriptors(&self) -> bool {
         self.used && self.launcher.passes_descriptors()
+    }
+
+    /// Bytes of the largest file that was passed as a disk to write to; `None` if the VMM opens its
+    /// files itself.
+    pub fn largest_disk(&self) -> Option<u64> {
+        self.passes_descriptors().then_some(self.largest_disk)
     }
 
     /// How the VMM refers to this file: by path or by descriptor.
@@ -152,6 +162,7 @@ impl<'a> Descriptors<'a> {
             return Ok(Vec::new());
         }
         let mut handed = Vec::new();
+        let mut largest_disk = 0;
         let mut add = |name: &Path, file: OwnedFd| {
             handed.push(Handed {
                 name: name.to_owned(),
@@ -172,6 +183,10 @@ impl<'a> Descriptors<'a> {
                 false => OFlags::empty(),
             };
             if let Some(file) = open(&disk.path, !disk.read_only, flags)? {
+                if !disk.read_only {
+                    let size = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_size as u64);
+                    largest_disk = largest_disk.max(size);
+                }
                 add(&disk.path, file);
             }
             if let Some(residency) = &disk.residency
@@ -210,6 +225,7 @@ impl<'a> Descriptors<'a> {
                 .map_err(|error| Error::io("make a VMM's socket", &socket, &error))?;
             add(name, listener.into());
         }
+        self.largest_disk = largest_disk;
         self.pass_connections(config, lazy, &mut handed)
             .map_err(|error| Error::internal(format!("A socket can't be made: {error}.")))?;
         Ok(handed)

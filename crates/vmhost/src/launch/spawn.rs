@@ -7,7 +7,7 @@ use super::plan::{Beginning, Plan, SavedRam};
 use super::spawned::Spawned;
 use super::standby::{self, Standby};
 use crate::control;
-use crate::jails::{self, Launcher, Monitor, share_of};
+use crate::jails::{self, Launcher, Monitor, MonitorLimits, file_size_limit, share_of};
 use crate::network::{Attachment, Network};
 use crate::pager::links;
 use crate::process::{Events, VmmProcess};
@@ -16,8 +16,8 @@ use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
+use jiffy_jail::Identity;
 use jiffy_jail::access::{open_folder, open_socket};
-use jiffy_jail::{Identity, Share};
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::priority::BACKGROUND;
 use jiffy_sys::regular;
@@ -233,9 +233,14 @@ fn spawn_process(
         .map_err(|error| Error::io("open the VMM's log", &folder.join("vmm.log"), &error))?;
     let before = monotonic_ns();
     let passed = descriptors.passed();
-    let share = share_of(record, plan.low_priority, plan.wakes());
+    let limits = MonitorLimits {
+        share: share_of(record, plan.low_priority, plan.wakes()),
+        file_size: descriptors
+            .largest_disk()
+            .map(|disk| file_size_limit(record, disk)),
+    };
     let had = spare.and_then(|spare| {
-        let had = spare.become_vmm(&share, &config, config_fd, log.as_fd(), &passed);
+        let had = spare.become_vmm(&limits, &config, config_fd, log.as_fd(), &passed);
         had.inspect_err(|error| debug!(%error, "a spare VMM can't be used: a VMM is spawned"))
             .ok()
     });
@@ -249,7 +254,7 @@ fn spawn_process(
             }
             let run = paths.vm_run(&record.id);
             let config = (config.as_path(), config_fd);
-            spawn_vmm(launcher, config, &run, &log, &passed, identity, share)?
+            spawn_vmm(launcher, config, &run, &log, &passed, identity, limits)?
         }
     };
     drop(passed);
@@ -311,7 +316,7 @@ fn spawn_vmm(
     log: &File,
     descriptors: &[BorrowedFd<'_>],
     identity: Option<Identity>,
-    share: Share,
+    limits: MonitorLimits,
 ) -> Result<VmmProcess> {
     let mut arguments = jails::arguments(config, "--events-fd");
     let handed = config_fd.map(|number| {
@@ -329,7 +334,7 @@ fn spawn_vmm(
         output: log.as_fd(),
         descriptors,
         identity,
-        share: Some(share),
+        limits: Some(limits),
     })
 }
 

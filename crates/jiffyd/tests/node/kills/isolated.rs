@@ -64,6 +64,10 @@ fn in_jails(daemon: &Daemon, all: &[Vm]) -> Vec<String> {
         if folder.ok() != user || !users.insert(user) {
             wrong.push(format!("{}'s user is {user:?}", vm.name));
         }
+        let limit = vm.pid.and_then(file_size_limit);
+        if limit.is_none_or(|limit| limit < u64::from(vm.memory_mib) << 20) {
+            wrong.push(format!("{} may write files of {limit:?} bytes", vm.name));
+        }
     }
     // The first id is that of the group of all monitors.
     let first = fs::metadata(&run).unwrap().gid();
@@ -93,6 +97,15 @@ fn user_of(pid: u32) -> Option<u32> {
     fs::metadata(format!("/proc/{pid}"))
         .ok()
         .map(|process| process.uid())
+}
+
+/// Bytes of the largest file that a process may write; `None` if that is not limited.
+fn file_size_limit(pid: u32) -> Option<u64> {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max file size"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 /// Number of the cgroups of monitors (`vmhost::jails` names their parent).
