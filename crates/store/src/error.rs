@@ -61,12 +61,14 @@ pub enum Fault {
     /// The format version is not one that this program reads.
     #[error(
         "has format version {found} (at byte {offset}); this program reads versions {} and {}",
-        crate::format::VERSION,
-        crate::format::VERSION_WITH_BACKING
+        known[0],
+        known[1]
     )]
     Version {
         /// The version of the file.
         found: u32,
+        /// The versions that this program reads.
+        known: [u32; 2],
         /// Offset of the version in the file.
         offset: u64,
     },
@@ -206,11 +208,11 @@ pub enum ParentFault {
     #[error("its chunks have another size")]
     OtherChunkSize,
     /// There are too many generations of parents.
-    #[error(
-        "there are more than {} generations of parents",
-        crate::format::MAX_DEPTH
-    )]
-    TooDeep,
+    #[error("there are more than {most} generations of parents")]
+    TooDeep {
+        /// How many are followed.
+        most: usize,
+    },
 }
 
 /// Why an image could not be written. No file is left behind.

@@ -78,6 +78,26 @@ fn a_cycle_through_a_reexport_is_found() {
 }
 
 #[test]
+fn a_cycle_through_an_attribute_is_found() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write("lib.rs", "mod error; mod format;");
+    write(
+        "error.rs",
+        r#"#[error("more than {}", crate::format::MOST)] pub struct Error;"#,
+    );
+    write(
+        "format.rs",
+        "use crate::error::Error; pub const MOST: u32 = 1;",
+    );
+    let graph = &import_graphs(folder.path())[&Vec::new()];
+    assert_eq!(
+        shortest_cycle(graph).unwrap(),
+        "error -> format (error.rs: MOST), format -> error (format.rs: Error)"
+    );
+}
+
+#[test]
 fn a_cycle_in_a_folder_is_found_unless_it_is_listed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
@@ -280,6 +300,18 @@ impl Reader<'_> {
         self.krate.imports.push(import);
     }
 
+    /// Arguments of a macro or an attribute, which are not parsed: paths that begin with `crate::` or
+    /// `super::` are taken from their text.
+    fn unparsed(&mut self, text: &str) {
+        let text = text.replace(' ', "");
+        let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+        for path in text.split(|c| !is_part(c)) {
+            if path.starts_with("crate::") || path.starts_with("super::") {
+                self.import(path.split("::").map(str::to_owned).collect());
+            }
+        }
+    }
+
     fn uses(&mut self, before: &[String], tree: &syn::UseTree, is_public: bool) {
         let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
         let (path, name) = match tree {
@@ -351,17 +383,15 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         visit::visit_path(self, path);
     }
 
-    /// A macro's arguments are not parsed: paths that begin with `crate::` or `super::` are taken
-    /// from their text.
     fn visit_macro(&mut self, invocation: &'ast syn::Macro) {
-        let text = invocation.tokens.to_string().replace(' ', "");
-        let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
-        for path in text.split(|c| !is_part(c)) {
-            if path.starts_with("crate::") || path.starts_with("super::") {
-                self.import(path.split("::").map(str::to_owned).collect());
-            }
-        }
+        self.unparsed(&invocation.tokens.to_string());
         visit::visit_macro(self, invocation);
+    }
+
+    /// An attribute's arguments: an error's message, the module of a field's encoding.
+    fn visit_meta_list(&mut self, list: &'ast syn::MetaList) {
+        self.unparsed(&list.tokens.to_string());
+        visit::visit_meta_list(self, list);
     }
 }
 

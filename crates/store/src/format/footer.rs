@@ -2,7 +2,7 @@
 
 use super::{
     BackingRef, ContentHash, Fields, Header, ImageId, MAX_DICTIONARY, MAX_NAME, Record, VERSION,
-    VERSION_WITH_BACKING, header, is_name, is_sealed, manifest,
+    VERSION_WITH_BACKING, VERSIONS, header, is_name, is_sealed, manifest,
 };
 use crate::error::Fault;
 use std::ops::Range;
@@ -96,7 +96,11 @@ impl Footer {
         let found = fields.u32();
         if !(VERSION..=VERSION_WITH_BACKING).contains(&found) {
             let offset = offset + 8;
-            return Err(Fault::Version { found, offset });
+            return Err(Fault::Version {
+                found,
+                known: VERSIONS,
+                offset,
+            });
         }
         if !is_sealed(bytes) {
             return damaged("the footer's checksum is wrong");

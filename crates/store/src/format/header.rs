@@ -1,6 +1,6 @@
 //! The first 64 bytes: magic, version and sizes.
 
-use super::{Fields, Record, VERSION, chunks, is_chunk_size, is_sealed};
+use super::{Fields, Record, VERSION, VERSIONS, chunks, is_chunk_size, is_sealed};
 use crate::error::Fault;
 
 /// Bytes of a header.
@@ -36,7 +36,11 @@ impl Header {
         }
         let found = fields.u32();
         if found != VERSION {
-            return Err(Fault::Version { found, offset: 8 });
+            return Err(Fault::Version {
+                found,
+                known: VERSIONS,
+                offset: 8,
+            });
         }
         if !is_sealed(bytes) {
             return Err(damaged(0, "the header's checksum is wrong"));

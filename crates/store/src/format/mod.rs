@@ -26,6 +26,8 @@ use std::fmt;
 pub const VERSION: u32 = 1;
 /// The version of an image with a backing file, the newest one.
 pub const VERSION_WITH_BACKING: u32 = 2;
+/// The versions that are read.
+const VERSIONS: [u32; 2] = [VERSION, VERSION_WITH_BACKING];
 /// The smallest chunk, bytes.
 pub const MIN_CHUNK: u32 = 4 << 10;
 /// The largest chunk, bytes.

@@ -28,7 +28,7 @@ pub(super) fn open(
         source,
     };
     if depth >= MAX_DEPTH {
-        return Err(failed(ParentFault::TooDeep));
+        return Err(failed(ParentFault::TooDeep { most: MAX_DEPTH }));
     }
     let path =
         (opening.resolve)(child, parent).map_err(|error| failed(ParentFault::NotFound(error)))?;

@@ -231,7 +231,7 @@ fn a_parent_must_exist_and_be_unchanged() {
                 ..
             } => *error.fault,
             Fault::Parent { source, .. } => {
-                assert!(matches!(source, TooDeep), "{source}");
+                assert!(matches!(source, TooDeep { .. }), "{source}");
                 break;
             }
             other => panic!("{other}"),
