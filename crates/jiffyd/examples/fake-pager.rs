@@ -2,6 +2,7 @@
 //! requests.
 
 use jiffy_wire::disk::{CONTENTS, PRESENT};
+use jiffy_wire::lines;
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use std::collections::HashMap;
 use std::fs;
@@ -38,8 +39,7 @@ fn answer(stream: UnixStream, all: &All) {
     let mut output = stream.try_clone().unwrap();
     for line in BufReader::new(stream).lines() {
         let request: PagerRequest = serde_json::from_str(&line.unwrap()).unwrap();
-        let mut answer = serde_json::to_vec(&perform(request, all)).unwrap();
-        answer.push(b'\n');
+        let answer = lines::encode(&perform(request, all)).unwrap();
         if output.write_all(&answer).is_err() {
             return;
         }

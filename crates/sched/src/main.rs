@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use jiffy_jail::confine;
 use jiffy_sched::told::Book;
-use jiffy_wire::lines::Lines;
+use jiffy_wire::lines::{self, Lines};
 use jiffy_wire::sched::{Class, LONGEST_LINE, Said, Tell};
 use libbpf_rs::{
     Link, Map, MapCore, MapFlags, Object, ObjectBuilder, OpenObject, PrintLevel, num_possible_cpus,
@@ -173,8 +173,7 @@ fn why_it_ended(ended: &Map<'_>) -> Result<Option<String>> {
 }
 
 fn say(said: &Said) -> Result<()> {
-    let mut line = serde_json::to_vec(said)?;
-    line.push(b'\n');
+    let line = lines::encode(said)?;
     let mut out = stdout().lock();
     out.write_all(&line).and_then(|()| out.flush())?;
     Ok(())

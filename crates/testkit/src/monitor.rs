@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use jiffy_sys::fds::recv_with_fds;
+use jiffy_wire::lines;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, Restore, TakeSpare};
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -63,8 +64,7 @@ pub fn ask(
             Err(_) => std::thread::yield_now(),
         }
     };
-    let mut line = serde_json::to_vec(request)?;
-    line.push(b'\n');
+    let line = lines::encode(request)?;
     stream.write_all(&line)?;
     let mut answer = Vec::new();
     let mut piece = vec![0; 64 << 10];

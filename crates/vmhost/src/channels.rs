@@ -11,6 +11,7 @@ use jiffy_content::model::image::LazyDisk;
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
 use jiffy_sys::dial::{self as channel, REQUEST, socket_of_port};
+use jiffy_wire::lines;
 use jiffy_wire::pager::OnBehalf;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use rustix::net::sockopt::set_socket_send_buffer_size;
@@ -122,8 +123,7 @@ async fn offer(paths: &Paths, id: &str, target: &Target) -> io::Result<StdStream
         socket: socket.file_name().unwrap_or_default().into(),
     };
     let mut stream = dial(&paths.control_socket(id)).await?;
-    let mut line = serde_json::to_vec(&request)?;
-    line.push(b'\n');
+    let line = lines::encode(&request)?;
     stream.write_all(&line).await?;
     // Byte by byte: what follows the answer is a request of the VMM.
     let mut answer = Vec::new();
@@ -174,8 +174,7 @@ fn connect(target: &Target, paths: &Paths, id: &str, pid: u32, port: u32) -> io:
 
 /// Tells the pager which VMM the connection is for: it would take it for the daemon's.
 fn on_behalf(stream: StdStream, pid: u32) -> io::Result<StdStream> {
-    let mut line = serde_json::to_vec(&OnBehalf { on_behalf_of: pid })?;
-    line.push(b'\n');
+    let line = lines::encode(&OnBehalf { on_behalf_of: pid })?;
     match send(&stream, &line, SendFlags::NOSIGNAL)? {
         sent if sent == line.len() => Ok(stream),
         _ => Err(io::ErrorKind::WriteZero.into()),

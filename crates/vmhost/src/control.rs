@@ -2,6 +2,7 @@
 
 use crate::dial::dial;
 use jiffy_sys::fds::recv_with_fds;
+use jiffy_wire::lines;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -80,18 +81,12 @@ pub async fn request_with_descriptors(
 /// Starts a held VM. Does not wait for an answer: a VM that can't start ends.
 pub fn begin(socket: &Path) -> io::Result<()> {
     let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
-    std::io::Write::write_all(&mut stream, &line(&ControlRequest::Begin)?)
-}
-
-fn line(request: &ControlRequest) -> io::Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(request)?;
-    line.push(b'\n');
-    Ok(line)
+    std::io::Write::write_all(&mut stream, &lines::encode(&ControlRequest::Begin)?)
 }
 
 async fn send(socket: &Path, request: ControlRequest) -> io::Result<UnixStream> {
     let mut stream = dial(socket).await?;
-    stream.write_all(&line(&request)?).await?;
+    stream.write_all(&lines::encode(&request)?).await?;
     Ok(stream)
 }
 
@@ -130,8 +125,7 @@ mod tests {
                 pause_ns: 5,
                 copied_bytes: 6,
             };
-            let mut text = serde_json::to_vec(&answer).unwrap();
-            text.push(b'\n');
+            let text = lines::encode(&answer).unwrap();
             let files: Vec<File> = (0..100).map(|_| tempfile::tempfile().unwrap()).collect();
             (&files[99]).write_all(b"last").unwrap();
             for (part, piece) in files.chunks(50).zip(text.chunks(10)) {

@@ -6,7 +6,7 @@
 use jiffy_content::paths::Paths;
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::mutex::lock;
-use jiffy_wire::lines::Lines;
+use jiffy_wire::lines::{self, Lines};
 use jiffy_wire::sched::{Class, LONGEST_LINE, Said, Tell};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -135,10 +135,9 @@ impl Scheduler {
         }
         let mut input = lock(&self.input);
         let Some(pipe) = input.as_ref() else { return };
-        let Ok(mut line) = serde_json::to_vec(&Tell { pid, class }) else {
+        let Ok(line) = lines::encode(&Tell { pid, class }) else {
             return;
         };
-        line.push(b'\n');
         // Shorter than PIPE_BUF: all of it is written, or nothing.
         match rustix::io::write(pipe, &line) {
             Ok(_) => {}

@@ -2,7 +2,7 @@
 //! descriptors.
 
 use jiffy_sys::{dial, fds, handed};
-use jiffy_wire::lines::Lines;
+use jiffy_wire::lines::{self, Lines};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -191,8 +191,7 @@ impl Client {
     }
 
     fn send(&self, answer: &Answer) -> bool {
-        let mut line = serde_json::to_vec(&answer.response).expect("responses are plain data");
-        line.push(b'\n');
+        let line = lines::encode(&answer.response).expect("responses are plain data");
         let files: Vec<BorrowedFd<'_>> = answer.files.iter().map(|file| file.as_fd()).collect();
         fds::send_with_fds(&self.stream, &line, &files).is_ok()
     }

@@ -21,7 +21,7 @@ use crate::memory::{GuestRam, MemoryError};
 use jiffy_sys::dial::Dialer;
 use jiffy_sys::fds;
 use jiffy_sys::userfaultfd::{Features, Userfaultfd};
-use jiffy_wire::lines::Lines;
+use jiffy_wire::lines::{self, Lines};
 use jiffy_wire::pager::{
     Mapping, PagerWord, VmmWord, WORKING_SET_LINE, WORKING_SET_QUESTION, WORKING_SET_RANGES,
 };
@@ -225,8 +225,7 @@ impl PagedMemory {
         let sent = ram.written_at_once().and_then(|mut ranges| {
             ranges.truncate(WORKING_SET_RANGES);
             let word = VmmWord::Written(ranges);
-            let mut line = serde_json::to_vec(&word).expect("a word is plain data");
-            line.push(b'\n');
+            let line = lines::encode(&word).expect("a word is plain data");
             fds::send_with_fds(stream, &line, &[])
         });
         if let Err(error) = sent {

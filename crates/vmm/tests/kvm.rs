@@ -28,6 +28,7 @@ use jiffy_vmm::sections::Writer;
 use jiffy_vmm::watch::watch;
 use jiffy_vmm::{Builder, Events, PreparedVm, StateError, VmState, Vmm};
 use jiffy_wire::cpu::Wanted;
+use jiffy_wire::lines;
 use jiffy_wire::state::EnvelopeError;
 use jiffy_wire::vmm::{
     Boot, ControlRequest, ControlResponse, Disk, ExitReason, FwCfgContents, FwCfgFile, KvmKind,
@@ -827,8 +828,7 @@ fn kvm_exit_counters_are_read() {
 /// Sends one request and returns the answer.
 fn ask(path: &Path, request: ControlRequest) -> ControlResponse {
     let mut stream = UnixStream::connect(path).unwrap();
-    let mut line = serde_json::to_vec(&request).unwrap();
-    line.push(b'\n');
+    let line = lines::encode(&request).unwrap();
     stream.write_all(&line).unwrap();
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();

@@ -2,12 +2,26 @@
 //! answers of the API.
 
 use alloc::vec::Vec;
+#[cfg(feature = "std")]
+use serde::Serialize;
 use thiserror::Error;
 
 /// A line is longer than the reader's limit.
 #[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
 #[error("a line is longer than {0} bytes")]
 pub struct TooLong(pub usize);
+
+/// A message as a line, with its newline.
+///
+/// # Errors
+///
+/// The message can't be written as JSON, such as a map whose keys are not text.
+#[cfg(feature = "std")]
+pub fn encode(message: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    Ok(line)
+}
 
 /// Splits a byte stream into lines.
 #[derive(Debug)]
@@ -51,6 +65,16 @@ impl Lines {
         line.pop();
         Ok(Some(line))
     }
+
+    /// The next `count` bytes, which follow a line and are none; `None` if they have not all
+    /// arrived.
+    pub fn next_bytes(&mut self, count: usize) -> Option<Vec<u8>> {
+        if self.buffer.len() < count {
+            return None;
+        }
+        self.searched = 0;
+        Some(self.buffer.drain(..count).collect())
+    }
 }
 
 #[cfg(test)]
@@ -77,6 +101,19 @@ mod tests {
             let sent = if sent.is_empty() { std::vec![std::string::String::new()] } else { sent };
             prop_assert_eq!(got, sent);
         }
+    }
+
+    #[test]
+    fn bytes_between_lines_are_taken_once_all_of_them_have_arrived() {
+        let mut lines = Lines::new(9);
+        lines.push(&encode(&[1]).unwrap());
+        lines.push(b"a\n");
+        assert_eq!(lines.next_line(), Ok(Some(b"[1]".to_vec())));
+        assert_eq!(lines.next_bytes(3), None);
+        lines.push(b"bc\n");
+        assert_eq!(lines.next_bytes(3), Some(b"a\nb".to_vec()));
+        assert_eq!(lines.next_line(), Ok(Some(b"c".to_vec())));
+        assert_eq!(lines.next_bytes(0), Some(Vec::new()));
     }
 
     #[test]

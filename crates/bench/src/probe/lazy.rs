@@ -5,6 +5,7 @@ use super::restore::{Memory, RAM, SNAPSHOT, Stage, timed};
 use crate::plan::{IMAGE, LazyMode, RECORDING, Sample};
 use anyhow::{Context, Result, bail};
 use jiffy_store::{ImageReader, Recording, WriteOptions, optimise, write_image};
+use jiffy_wire::lines;
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -185,8 +186,7 @@ fn done(request: &PagerRequest) -> Result<()> {
 
 fn ask(request: &PagerRequest) -> Result<PagerResponse> {
     let mut stream = UnixStream::connect(CONTROL).context(CONTROL)?;
-    let mut line = serde_json::to_vec(request)?;
-    line.push(b'\n');
+    let line = lines::encode(request)?;
     stream.write_all(&line)?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;

@@ -3,6 +3,7 @@
 use crate::{Vm, wait_for_release};
 use jiffy_sys::fds::send_with_fds;
 use jiffy_wire::agent::Command;
+use jiffy_wire::lines;
 use jiffy_wire::state::{open as unseal, seal};
 use jiffy_wire::trace;
 use jiffy_wire::vmm::{
@@ -43,8 +44,7 @@ impl Vm {
         }
         if self.script.capture_fails {
             let refusal = ControlResponse::Error("The disk is on fire.".into());
-            let mut answer = serde_json::to_vec(&refusal)?;
-            answer.push(b'\n');
+            let answer = lines::encode(&refusal)?;
             return stream.write_all(&answer);
         }
         let depth = self.saved.as_ref().map_or(0, |saved| saved.depth) + 1;
@@ -92,12 +92,11 @@ impl Vm {
         if self.script.held_capture {
             File::create("captured")?;
         }
-        let mut answer = serde_json::to_vec(&ControlResponse::Captured {
+        let answer = lines::encode(&ControlResponse::Captured {
             layers: layers.len() as u32,
             pause_ns: 1_000_000,
             copied_bytes: 4096,
         })?;
-        answer.push(b'\n');
         let mut files = vec![state_file.as_fd(), layout_file.as_fd()];
         files.extend(layers.iter().map(AsFd::as_fd));
         send_with_fds(&stream, &answer, &files)?;

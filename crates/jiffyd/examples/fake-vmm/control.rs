@@ -2,6 +2,7 @@
 
 use crate::Vm;
 use jiffy_sys::{dial, handed};
+use jiffy_wire::lines;
 use jiffy_wire::vmm::{
     BalloonStatus, ControlRequest, ControlResponse, ExitReason, Extent, ReadUnits,
 };
@@ -67,8 +68,7 @@ impl Vm {
             }]),
             _ => ControlResponse::Ok,
         };
-        let mut answer = serde_json::to_vec(&response)?;
-        answer.push(b'\n');
+        let answer = lines::encode(&response)?;
         stream.write_all(&answer)?;
         if request == ControlRequest::Stop {
             self.kill_main(Signal::KILL);

@@ -26,6 +26,7 @@ use jiffy_wire::agent::CopyFrame;
 use jiffy_wire::cpu::Host;
 use jiffy_wire::cpu::testing::processor;
 use jiffy_wire::guest::GuestConfig;
+use jiffy_wire::lines;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{
     Activity, ControlRequest, ExitReason, ExitRecord, FwCfgContents, MemoryStatus, TakeSpare,
@@ -300,8 +301,7 @@ impl Vm {
     }
 
     fn event(&self, event: &VmmEvent) {
-        let mut line = serde_json::to_vec(event).unwrap();
-        line.push(b'\n');
+        let line = lines::encode(event).unwrap();
         // The daemon may have ended; the VM runs on.
         let _ = self.events.lock().unwrap().write_all(&line);
     }

@@ -1,6 +1,7 @@
 //! Reports readiness through a virtio-serial port, so that the host need not poll.
 
 use crate::protocol::{READY_PORT, Ready};
+use jiffy_wire::lines;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,8 +24,7 @@ impl Port {
 
     /// Sends the state.
     pub fn push(&mut self, ready: &Ready) -> io::Result<()> {
-        let mut line = serde_json::to_vec(ready)?;
-        line.push(b'\n');
+        let line = lines::encode(ready)?;
         self.0.write_all(&line)
     }
 }

@@ -6,6 +6,7 @@ use jiffy_sys::fds;
 use jiffy_sys::mutex::lock;
 use jiffy_sys::sealed::Sealed;
 use jiffy_sys::spawn::{Detached, Environment, spawn_detached};
+use jiffy_wire::lines;
 use jiffy_wire::pager::Origin as Described;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -58,10 +59,9 @@ impl Reader {
             let sentence = format!("{length} bytes are too many for one request");
             return Err(OriginError::permanent(sentence));
         }
-        let mut line = serde_json::to_vec(request).map_err(|error| {
+        let line = lines::encode(request).map_err(|error| {
             OriginError::permanent(format!("the request can't be written: {error}"))
         })?;
-        line.push(b'\n');
         loop {
             let idle = lock(&self.idle).pop();
             let was_idle = idle.is_some();

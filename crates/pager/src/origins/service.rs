@@ -16,6 +16,7 @@ use jiffy_store::{ImageId, OriginError, PeerFolder};
 use jiffy_sys::fork::{Fork, fork};
 use jiffy_sys::mutex::lock;
 use jiffy_sys::{causes, fds};
+use jiffy_wire::lines;
 use jiffy_wire::pager::Origin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
@@ -118,8 +119,7 @@ impl Files {
                 Ok((memory, offset)) => (Answer::Bytes { offset }, Some(memory)),
                 Err(OriginError { why, again }) => (Answer::Failed { why, again }, None),
             };
-            let mut line = serde_json::to_vec(&answer).expect("an answer is plain data");
-            line.push(b'\n');
+            let line = lines::encode(&answer).expect("an answer is plain data");
             let attached: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
             if fds::send_with_fds(connection, &line, &attached).is_err() {
                 return;

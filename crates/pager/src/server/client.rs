@@ -1,6 +1,6 @@
 //! A connection to the control socket: one request per line and one answer per line, in order.
 
-use jiffy_wire::lines::Lines;
+use jiffy_wire::lines::{self, Lines};
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use rustix::event::PollFlags;
 use std::io::{ErrorKind, Read, Write};
@@ -100,8 +100,7 @@ impl Client {
     }
 
     pub fn answer(&mut self, response: &PagerResponse) {
-        let mut line = serde_json::to_vec(response).expect("a response is plain data");
-        line.push(b'\n');
+        let line = lines::encode(response).expect("a response is plain data");
         self.output.extend(line);
     }
 

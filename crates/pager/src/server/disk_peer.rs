@@ -6,7 +6,7 @@ use jiffy_store::Stop;
 use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::mutex::lock;
 use jiffy_wire::disk::{ChunkAnswer, ChunkRequest, LINE_MAX};
-use jiffy_wire::lines::Lines;
+use jiffy_wire::lines::{self, Lines};
 use rustix::event::PollFlags;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -162,9 +162,8 @@ impl Answers {
         let mut state = self.state();
         let was_full = state.pending >= MAX_PENDING;
         state.pending -= 1;
-        let line = serde_json::to_vec(answer).expect("an answer is plain data");
+        let line = lines::encode(answer).expect("an answer is plain data");
         state.output.extend(line);
-        state.output.push(b'\n');
         state.output.extend(bytes);
         // The server notices a connection that is over.
         let flushed = state.flush(&self.stream);

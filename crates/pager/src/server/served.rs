@@ -11,6 +11,7 @@ use jiffy_store::Recording;
 use jiffy_sys::fds::{recv_with_fds, send_with_fds};
 use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::userfaultfd::Userfaultfd;
+use jiffy_wire::lines::{self, Lines};
 use jiffy_wire::pager::{
     Mapping, PagerRequest, PagerStats, PagerWord, VmmWord, WORKING_SET_LINE, WORKING_SET_QUESTION,
 };
@@ -63,8 +64,8 @@ enum Peer {
     Attached {
         stream: UnixStream,
         vm: Arc<Vm>,
-        /// The bytes received so far of the line about written ranges, if the VMM owes that line.
-        written_line: Option<Vec<u8>>,
+        /// Reads the line about written ranges, if the VMM owes that line.
+        written_line: Option<Lines>,
     },
 }
 
@@ -375,7 +376,7 @@ impl Served {
         let mut written_line = None;
         if let Some((set, written)) = &shared {
             vm.note_shared(set.covers());
-            written_line = written.is_none().then(Vec::new);
+            written_line = written.is_none().then(|| Lines::new(WORKING_SET_LINE));
         }
         pool.attach(vm.clone())
             .map_err(|error| format!("the userfaultfd cannot be watched: {error}"))?;
@@ -526,14 +527,12 @@ impl Handshake {
 
 /// The ranges in the line about written pages, once it is complete. It is read once; a line that is
 /// malformed or too long is ignored.
-fn read_written(written_line: &mut Option<Vec<u8>>, bytes: &[u8]) -> Option<Vec<Extent>> {
-    let line = written_line.as_mut()?;
-    line.extend(bytes);
-    if line.last() != Some(&b'\n') && line.len() < WORKING_SET_LINE {
-        return None;
-    }
-    let line = written_line.take()?;
-    let VmmWord::Written(ranges) = serde_json::from_slice(&line).ok()?;
+fn read_written(owed: &mut Option<Lines>, bytes: &[u8]) -> Option<Vec<Extent>> {
+    let lines = owed.as_mut()?;
+    lines.push(bytes);
+    let line = lines.next_line().transpose()?;
+    *owed = None;
+    let VmmWord::Written(ranges) = serde_json::from_slice(&line.ok()?).ok()?;
     Some(ranges)
 }
 
@@ -549,7 +548,5 @@ fn send(mut stream: &UnixStream, word: &PagerWord) {
 }
 
 fn line(word: &PagerWord) -> Vec<u8> {
-    let mut line = serde_json::to_vec(word).expect("a word is plain data");
-    line.push(b'\n');
-    line
+    lines::encode(word).expect("a word is plain data")
 }

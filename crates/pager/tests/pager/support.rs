@@ -3,6 +3,7 @@
 
 use jiffy_store::{Codec, WriteOptions, write_image};
 use jiffy_sys::userfaultfd::{Arena, Features, Userfaultfd};
+use jiffy_wire::lines;
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -149,8 +150,7 @@ impl Pager {
                 Err(_) => thread::sleep(Duration::from_millis(2)),
             }
         };
-        let mut line = serde_json::to_vec(request)?;
-        line.push(b'\n');
+        let line = lines::encode(request)?;
         (&stream).write_all(&line)?;
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer)?;

@@ -6,6 +6,7 @@ use crate::text::short;
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::model::vm::Paged;
 use jiffy_jail::access::open_socket;
+use jiffy_wire::lines;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::fs;
 use std::io;
@@ -107,8 +108,7 @@ fn open_to_vmms(socket: &Path, folder: &Path) -> std::result::Result<(), String>
 }
 
 async fn exchange(mut stream: UnixStream, request: &PagerRequest) -> io::Result<PagerResponse> {
-    let mut line = serde_json::to_vec(request)?;
-    line.push(b'\n');
+    let line = lines::encode(request)?;
     stream.write_all(&line).await?;
     let mut answer = Vec::new();
     BufReader::new(stream.take(MAX_ANSWER))

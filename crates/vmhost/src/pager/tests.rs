@@ -1,7 +1,9 @@
 use super::*;
+use jiffy_store::partial::map_path;
 use jiffy_store::presence::PresenceMap;
 use jiffy_wire::api::ErrorKind;
 use jiffy_wire::disk::MapHeader;
+use jiffy_wire::lines;
 use std::collections::HashSet;
 use std::os::unix::fs::PermissionsExt;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -52,8 +54,7 @@ async fn answered_but(
                     continue;
                 }
             }
-            let mut line = serde_json::to_vec(&answer).unwrap();
-            line.push(b'\n');
+            let line = lines::encode(&answer).unwrap();
             stream.write_all(&line).await.unwrap();
         }
     });

@@ -17,6 +17,7 @@ use jiffy_wire::disk::{
     ANSWER_BYTES_MAX, ChunkAnswer, ChunkRequest, LINE_MAX, MAP_HEADER, MapError, MapHeader,
     REQUEST_BYTES_MAX,
 };
+use jiffy_wire::lines::{self, Lines};
 use jiffy_wire::timeline::names;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -108,7 +109,7 @@ struct Link {
     socket: PathBuf,
     dialer: Dialer,
     stream: Option<UnixStream>,
-    received: Vec<u8>,
+    received: Lines,
     /// An answer that was received without its bytes, and how many follow.
     partial: Option<(ChunkAnswer, usize)>,
     last: u64,
@@ -387,7 +388,7 @@ impl Link {
             socket: socket.to_owned(),
             dialer: Dialer::new(socket),
             stream: None,
-            received: Vec::new(),
+            received: Lines::new(LINE_MAX),
             partial: None,
             last: 0,
             is_told: false,
@@ -408,7 +409,7 @@ impl Link {
     /// Never blocks: if the pager is busy, the caller tries again later.
     fn connect(&mut self) -> io::Result<()> {
         let stream = self.dialer.attempt()?;
-        self.received.clear();
+        self.received = Lines::new(LINE_MAX);
         self.partial = None;
         self.is_told = false;
         self.stream = Some(stream);
@@ -509,7 +510,7 @@ impl Link {
             let mut bytes = [0; LINE_MAX];
             match recv(stream, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
-                Ok((count, _)) => self.received.extend_from_slice(&bytes[..count]),
+                Ok((count, _)) => self.received.push(&bytes[..count]),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -520,18 +521,16 @@ impl Link {
 
 /// The next answer of the received bytes; `partial` is one whose bytes have not all arrived.
 fn next_answer(
-    received: &mut Vec<u8>,
+    received: &mut Lines,
     partial: &mut Option<(ChunkAnswer, usize)>,
 ) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {
     let no_answer = || io::Error::new(io::ErrorKind::InvalidData, NO_PROTOCOL);
     let (answer, length) = match partial.take() {
         Some(partial) => partial,
         None => {
-            let Some(end) = received.iter().position(|byte| *byte == b'\n') else {
-                let is_line = received.len() <= LINE_MAX;
-                return is_line.then_some(None).ok_or_else(no_answer);
+            let Some(line) = received.next_line().map_err(|_| no_answer())? else {
+                return Ok(None);
             };
-            let line: Vec<u8> = received.drain(..=end).collect();
             let answer = serde_json::from_slice(&line).map_err(|_| no_answer())?;
             let length = match answer {
                 ChunkAnswer::Bytes { length, .. } => length,
@@ -543,17 +542,15 @@ fn next_answer(
             (answer, length)
         }
     };
-    if received.len() < length {
+    let Some(bytes) = received.next_bytes(length) else {
         *partial = Some((answer, length));
         return Ok(None);
-    }
-    Ok(Some((answer, received.drain(..length).collect())))
+    };
+    Ok(Some((answer, bytes)))
 }
 
 fn encode_line(request: &ChunkRequest) -> Vec<u8> {
-    let mut line = serde_json::to_vec(request).expect("a request is plain data");
-    line.push(b'\n');
-    line
+    lines::encode(request).expect("a request is plain data")
 }
 
 /// Maps the file of a map, and reads its header.

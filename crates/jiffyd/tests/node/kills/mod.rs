@@ -15,6 +15,7 @@ mod tracer;
 use crate::client::{Answer, connect, request};
 use crate::daemon::{Daemon, eventually, named, pagers, shell, vm, vmms};
 use jiffy_wire::api::{CreateVm, Vm, VmState};
+use jiffy_wire::lines;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -296,8 +297,7 @@ fn assert_runs(daemon: &Daemon, name: &str) {
     let socket = daemon.run_folder(&vm.id).join("control.sock");
     let order = |request: ControlRequest| -> ControlResponse {
         let mut stream = UnixStream::connect(&socket).unwrap();
-        let mut line = serde_json::to_vec(&request).unwrap();
-        line.push(b'\n');
+        let line = lines::encode(&request).unwrap();
         stream.write_all(&line).unwrap();
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).unwrap();

@@ -1,5 +1,6 @@
 use super::*;
 use jiffy_devices::virtio::device::WorkerRole;
+use jiffy_wire::lines;
 use jiffy_wire::vmm;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -102,8 +103,7 @@ fn send_bytes(mut stream: &UnixStream, id: u64, length: usize, bytes: &[u8]) {
 }
 
 fn send_answer(mut stream: &UnixStream, answer: &ChunkAnswer) {
-    let mut line = serde_json::to_vec(answer).unwrap();
-    line.push(b'\n');
+    let line = lines::encode(answer).unwrap();
     stream.write_all(&line).unwrap();
 }
 
