@@ -26,6 +26,8 @@ pub mod replay;
 pub mod scratch;
 mod sentence;
 pub mod server;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod vm;
 mod window;
 pub mod working_set;

@@ -40,7 +40,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(20);
 /// a busy host.
 const PLACE_TIME: Duration = Duration::from_secs(60);
 /// Hop-by-hop headers (RFC 9110 §7.6.1), besides those that `Connection` names.
-const HOP_BY_HOP: [HeaderName; 8] = [
+pub const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     UPGRADE,
     TE,
@@ -272,7 +272,7 @@ impl Forwarder {
 }
 
 /// Who sends a request, and how it waits.
-fn caller(headers: &HeaderMap) -> Result<Caller, Error> {
+pub(crate) fn caller(headers: &HeaderMap) -> Result<Caller, Error> {
     let Some(wait) = headers.get(target::WAIT) else {
         return Ok(Caller::default());
     };
@@ -302,7 +302,7 @@ fn upstream_error(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
 }
 
 /// Builds the request for the VM.
-fn pass_on<B: Body>(
+pub(crate) fn pass_on<B: Body>(
     request: Request<B>,
     target: &Target,
     from: IpAddr,

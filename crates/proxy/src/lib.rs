@@ -17,5 +17,7 @@ pub mod serve;
 mod shares;
 mod socket;
 pub mod target;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod tls;
 mod upgrade;

@@ -97,7 +97,7 @@ pub(crate) fn is_tunnel(request: &Request<Incoming>) -> bool {
 }
 
 /// The protocol that an HTTP/1.1 request asks to switch to.
-fn asked(headers: &HeaderMap) -> Option<HeaderValue> {
+pub(crate) fn asked(headers: &HeaderMap) -> Option<HeaderValue> {
     let asks = headers.get_all(CONNECTION).iter().any(|value| {
         let value = value.to_str().unwrap_or_default();
         value

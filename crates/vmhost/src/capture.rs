@@ -8,6 +8,7 @@ use jiffy_content::snapshots::captured::Captured;
 use jiffy_sys::causes;
 use jiffy_wire::agent::{Done, OLDEST, Request};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +64,14 @@ pub async fn capture(control: &Path, resume: bool, ram: u64) -> Result<Captured,
         Ok(Err(error)) => return Err(format!("its VMM does not answer: {error}")),
         Err(_) => return Err("its VMM did not capture the VM in time".to_owned()),
     };
+    captured(answer, descriptors)
+}
+
+/// The captured VM in a VMM's answer and the descriptors that came with it.
+pub(crate) fn captured(
+    answer: ControlResponse,
+    descriptors: Vec<OwnedFd>,
+) -> Result<Captured, String> {
     let (layers, pause_ns) = match answer {
         ControlResponse::Captured {
             layers, pause_ns, ..

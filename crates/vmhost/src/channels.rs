@@ -125,13 +125,19 @@ async fn offer(paths: &Paths, id: &str, target: &Target) -> io::Result<StdStream
     let mut stream = dial(&paths.control_socket(id)).await?;
     let line = lines::encode(&request)?;
     stream.write_all(&line).await?;
+    taken(&mut stream).await?;
+    stream.into_std()
+}
+
+/// Receives a VMM's answer to the offer of a channel.
+pub(crate) async fn taken(stream: &mut UnixStream) -> io::Result<()> {
     // Byte by byte: what follows the answer is a request of the VMM.
     let mut answer = Vec::new();
     while answer.last() != Some(&b'\n') && answer.len() < MAX_ANSWER {
         answer.push(stream.read_u8().await?);
     }
     match serde_json::from_slice(&answer)? {
-        ControlResponse::Ok => stream.into_std(),
+        ControlResponse::Ok => Ok(()),
         other => Err(io::Error::other(format!("it answered {other:?}"))),
     }
 }

@@ -57,12 +57,18 @@ pub async fn request_with_descriptors(
     socket: &Path,
     request: ControlRequest,
 ) -> io::Result<(ControlResponse, Vec<OwnedFd>)> {
-    let stream = send(socket, request).await?;
+    answer_with_descriptors(&send(socket, request).await?).await
+}
+
+/// Receives an answer and the descriptors that come with it.
+pub(crate) async fn answer_with_descriptors(
+    stream: &UnixStream,
+) -> io::Result<(ControlResponse, Vec<OwnedFd>)> {
     let mut line = Vec::new();
     let mut descriptors = Vec::new();
     while line.last() != Some(&b'\n') {
         let mut bytes = [0; 4096];
-        let read = || recv_with_fds(&stream, &mut bytes, &mut descriptors);
+        let read = || recv_with_fds(stream, &mut bytes, &mut descriptors);
         let got = stream.async_io(Interest::READABLE, read).await?;
         if got == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());

@@ -12,7 +12,7 @@
 //! * `orders`: serialises requests of each VM and disk.
 //! * `process`: starts, watches and replaces the process.
 
-mod ask;
+pub(crate) mod ask;
 pub mod links;
 mod orders;
 mod process;

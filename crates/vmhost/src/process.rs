@@ -253,6 +253,12 @@ pub fn on_exit<T: Send + Sync + 'static>(
 #[derive(Debug)]
 pub struct Events {
     pipe: AsyncFd<OwnedFd>,
+    lines: EventLines,
+}
+
+/// Reads events out of the bytes of a pipe.
+#[derive(Debug, Default)]
+pub(crate) struct EventLines {
     pending: Vec<u8>,
     /// The rest of an overlong line is being skipped.
     skipping: bool,
@@ -265,8 +271,7 @@ impl Events {
         rustix::io::ioctl_fionbio(&ours, true)?;
         let events = Events {
             pipe: readable(ours)?,
-            pending: Vec::new(),
-            skipping: false,
+            lines: EventLines::default(),
         };
         Ok((events, theirs))
     }
@@ -300,7 +305,7 @@ impl Events {
             };
             match got {
                 Ok(0) => return (events, true),
-                Ok(got) => self.take(&buffer[..got], &mut events),
+                Ok(got) => self.lines.take(&buffer[..got], &mut events),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return (events, false);
                 }
@@ -310,8 +315,11 @@ impl Events {
         }
         (events, false)
     }
+}
 
-    fn take(&mut self, bytes: &[u8], events: &mut Vec<VmmEvent>) {
+impl EventLines {
+    /// Adds the events that these bytes complete. Unknown events and overlong lines are ignored.
+    pub fn take(&mut self, bytes: &[u8], events: &mut Vec<VmmEvent>) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.pending.extend_from_slice(piece);
             if piece.last() == Some(&b'\n') {

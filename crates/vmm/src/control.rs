@@ -74,7 +74,7 @@ pub struct ControlSocket {
     clients: Vec<Client>,
 }
 
-struct Client {
+pub(crate) struct Client {
     stream: UnixStream,
     lines: Lines,
 }
@@ -128,8 +128,7 @@ impl ControlSocket {
         while self.clients.len() < CLIENTS_MAX {
             match self.listener.accept() {
                 Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
-                    let lines = Lines::new(LINE_MAX);
-                    let mut client = Client { stream, lines };
+                    let mut client = Client::new(stream);
                     if client.serve(&mut answer) {
                         self.clients.push(client);
                     }
@@ -151,8 +150,14 @@ impl Drop for ControlSocket {
 }
 
 impl Client {
+    /// `stream` is non-blocking.
+    pub(crate) fn new(stream: UnixStream) -> Client {
+        let lines = Lines::new(LINE_MAX);
+        Client { stream, lines }
+    }
+
     /// Reads and answers; false once the connection is to be closed.
-    fn serve(&mut self, answer: &mut impl FnMut(ControlRequest) -> Answer) -> bool {
+    pub(crate) fn serve(&mut self, answer: &mut impl FnMut(ControlRequest) -> Answer) -> bool {
         loop {
             match self.lines.next_line() {
                 Ok(Some(line)) if self.answer_line(&line, answer) => continue,

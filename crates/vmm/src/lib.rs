@@ -47,6 +47,8 @@ pub mod sections;
 pub mod spare;
 pub mod state;
 pub mod stats;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod vcpu;
 pub mod vmm;
 pub mod watch;

@@ -347,10 +347,10 @@ fn send_uffd(stream: &UnixStream, uffd: &Userfaultfd, mappings: &[Mapping]) -> i
 
 /// A file as long as RAM, the ranges of it that are valid, and those of them that a guest writes
 /// first, if known.
-type WorkingSet = (File, Vec<Extent>, Option<Vec<Extent>>);
+pub(crate) type WorkingSet = (File, Vec<Extent>, Option<Vec<Extent>>);
 
 /// Asks which part of the working set the pager has in memory.
-fn ask_for_working_set(
+pub(crate) fn ask_for_working_set(
     mut stream: &UnixStream,
     timeout: Duration,
 ) -> io::Result<Option<WorkingSet>> {

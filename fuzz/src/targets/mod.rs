@@ -28,6 +28,7 @@ pub mod node_files;
 pub mod pager_handshake;
 pub mod ports;
 pub mod process_messages;
+pub mod process_streams;
 pub mod proxy_requests;
 pub mod registry_answers;
 pub mod registry_manifest;
@@ -64,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     pager_handshake::TARGET,
     ports::TARGET,
     process_messages::TARGET,
+    process_streams::TARGET,
     proxy_requests::TARGET,
     registry_answers::TARGET,
     registry_manifest::TARGET,

@@ -111,7 +111,7 @@ pub fn start() -> io::Result<OwnedFd> {
 }
 
 /// Sends a request on a connection and receives the answer; an error if the connection is broken.
-fn ask(
+pub(super) fn ask(
     mut connection: &UnixStream,
     line: &[u8],
     length: u64,

@@ -23,7 +23,7 @@ const MAX_REQUEST: usize = 4096;
 
 /// The confined process's end.
 #[derive(Debug)]
-pub struct Helpers(Mutex<OwnedFd>);
+pub struct Helpers(pub(super) Mutex<OwnedFd>);
 
 /// The other end, in the process that started it.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Broker {
     }
 
     /// The next request, if it is valid. `UnexpectedEof` if the other end is closed.
-    fn request(&self) -> io::Result<Option<(HelperRequest, UnixStream)>> {
+    pub(super) fn request(&self) -> io::Result<Option<(HelperRequest, UnixStream)>> {
         let (mut line, mut sockets) = ([0; MAX_REQUEST], Vec::new());
         let length = fds::recv_with_fds(&self.0, &mut line, &mut sockets)?;
         if length == 0 {

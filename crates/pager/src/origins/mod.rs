@@ -15,6 +15,8 @@ mod helpers;
 mod registry;
 pub mod request;
 pub mod service;
+#[cfg(feature = "testing")]
+pub(crate) mod testing;
 
 use client::{Reader, RemoteOrigin};
 use jiffy_store::{ImageId, Origin};

@@ -20,6 +20,8 @@ mod opening;
 mod recorder;
 mod requests;
 mod served;
+#[cfg(feature = "testing")]
+pub(crate) mod testing;
 
 use crate::image::ImageKey;
 use crate::io_pool::IoPool;

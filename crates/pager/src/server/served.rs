@@ -69,10 +69,10 @@ enum Peer {
     },
 }
 
-struct Handshake {
+pub(super) struct Handshake {
     stream: UnixStream,
     /// The VMM's process.
-    pid: Option<u32>,
+    pub pid: Option<u32>,
     /// Nothing has been received yet but a part of the first line.
     at_begin: bool,
     bytes: Vec<u8>,
@@ -84,7 +84,7 @@ struct Handshake {
 }
 
 /// A message of a VMM in its handshake.
-enum Received {
+pub(super) enum Received {
     /// No whole message yet.
     Part,
     /// It asks for the working set that is in memory.
@@ -219,16 +219,8 @@ impl Served {
     /// Accepts the next VMM. One VMM is served at a time; others wait in the socket's queue.
     pub fn accept(&mut self) {
         self.peer = listen::accept(&self.listener).map(|stream| {
-            Peer::Handshake(Handshake {
-                pid: listen::pid_of(&stream),
-                at_begin: true,
-                stream,
-                bytes: Vec::new(),
-                fds: Vec::new(),
-                shared: None,
-                answered: false,
-                deadline: Instant::now() + HANDSHAKE_TIMEOUT,
-            })
+            let pid = listen::pid_of(&stream);
+            Peer::Handshake(Handshake::new(stream, pid))
         });
     }
 
@@ -476,9 +468,23 @@ impl Served {
 }
 
 impl Handshake {
+    /// `stream` is non-blocking.
+    pub fn new(stream: UnixStream, pid: Option<u32>) -> Handshake {
+        Handshake {
+            pid,
+            at_begin: true,
+            stream,
+            bytes: Vec::new(),
+            fds: Vec::new(),
+            shared: None,
+            answered: false,
+            deadline: Instant::now() + HANDSHAKE_TIMEOUT,
+        }
+    }
+
     /// Reads a question, or the mappings once all of them have arrived. An error ends the
     /// connection.
-    fn receive(&mut self) -> Result<Received, String> {
+    pub fn receive(&mut self) -> Result<Received, String> {
         let mut buffer = [0; 4096];
         let bytes = match recv_with_fds(&self.stream, &mut buffer, &mut self.fds) {
             Ok(0) => return Err("the VMM hung up in its handshake".into()),
@@ -527,7 +533,7 @@ impl Handshake {
 
 /// The ranges in the line about written pages, once it is complete. It is read once; a line that is
 /// malformed or too long is ignored.
-fn read_written(owed: &mut Option<Lines>, bytes: &[u8]) -> Option<Vec<Extent>> {
+pub(super) fn read_written(owed: &mut Option<Lines>, bytes: &[u8]) -> Option<Vec<Extent>> {
     let lines = owed.as_mut()?;
     lines.push(bytes);
     let line = lines.next_line().transpose()?;

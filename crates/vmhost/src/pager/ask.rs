@@ -107,7 +107,10 @@ fn open_to_vmms(socket: &Path, folder: &Path) -> std::result::Result<(), String>
         .map_err(|error| format!("its socket can't be opened to VMMs: {error}"))
 }
 
-async fn exchange(mut stream: UnixStream, request: &PagerRequest) -> io::Result<PagerResponse> {
+pub(crate) async fn exchange(
+    mut stream: UnixStream,
+    request: &PagerRequest,
+) -> io::Result<PagerResponse> {
     let line = lines::encode(request)?;
     stream.write_all(&line).await?;
     let mut answer = Vec::new();

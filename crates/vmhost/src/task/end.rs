@@ -303,7 +303,7 @@ pub(super) fn why_a_vmm_ended(folder: &Path) -> String {
     }
 }
 
-fn exit_record(folder: &Path) -> Option<ExitRecord> {
+pub(crate) fn exit_record(folder: &Path) -> Option<ExitRecord> {
     let mut text = Vec::new();
     let file = regular::open(&folder.join("exit.json")).ok()?;
     file.take(MAX_EXIT_RECORD).read_to_end(&mut text).ok()?;

@@ -15,7 +15,7 @@
 
 pub mod actor;
 pub mod adopt;
-mod end;
+pub(crate) mod end;
 mod guest;
 mod hibernate;
 mod leftovers;

@@ -520,7 +520,7 @@ impl Link {
 }
 
 /// The next answer of the received bytes; `partial` is one whose bytes have not all arrived.
-fn next_answer(
+pub(crate) fn next_answer(
     received: &mut Lines,
     partial: &mut Option<(ChunkAnswer, usize)>,
 ) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {

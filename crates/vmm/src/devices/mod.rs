@@ -15,7 +15,7 @@
 
 pub mod balloon;
 pub mod block;
-mod disk_chunks;
+pub(crate) mod disk_chunks;
 pub mod entropy;
 mod error;
 mod folder_session;
