@@ -1,4 +1,30 @@
 //! The node: implements what requests ask for.
+//!
+//! * `accessed`: which pages of a golden snapshot's memory a restored guest accesses.
+//! * `balloon`: memory that a guest gives back.
+//! * `commit`: makes an image of a VM's changes to its root file system.
+//! * `create`: makes new VMs, completely or not at all.
+//! * `damage`: logs unusable images, snapshots, volumes and kernels at the start.
+//! * `events`: the stream of events for clients.
+//! * `fork`: live clones that share the parent's memory until one of them writes.
+//! * `idle`: hibernates or stops VMs that nobody uses.
+//! * `images`: lists, imports, inspects and removes images.
+//! * `inbound`: connections to published ports of hibernated VMs, which wake their VM.
+//! * `lazy`: root file systems whose images are only partly here.
+//! * `limits`: changes a VM's rate limits, number of vCPUs and memory.
+//! * `make_golden`: makes golden snapshots.
+//! * `networks`: networks and network policies.
+//! * `operation`: steps shared by pause, snapshot, fork and hibernation.
+//! * `pressure`: reclaims memory from idle VMs when the host has little left.
+//! * `queue`: memory and vCPUs for starts of VMs, and the queue of requests for them.
+//! * `sched_trace`: recordings of what runs on each CPU.
+//! * `sleep`: hibernates and wakes VMs.
+//! * `snapshot`: makes, lists, inspects, optimises and removes snapshots.
+//! * `standbys`: VMs restored ahead of time.
+//! * `start`: looks up and holds what a start needs, and hands it to the VM's task.
+//! * `transfer`: pulls and pushes.
+//! * `view`: a VM as the API shows it.
+//! * `volumes`: lists, makes, resizes and removes volumes.
 
 use crate::cpu::Processor;
 use crate::golden::{self, Goldens};

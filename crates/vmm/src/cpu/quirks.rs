@@ -1,5 +1,7 @@
-//! All workarounds for QEMU's TCG, if it emulates the host's processor. None of them applies to
-//! real hardware.
+//! The VMM's workarounds for QEMU's TCG, if it emulates the host's processor. None of them applies
+//! to real hardware. Two others are outside the VMM: TCG loses interrupts
+//! (`machine::agent::heartbeat`), and hangs VMs in a machine with more than one vCPU (`cli::args`,
+//! `jiffy machine start --cpus`); `machine::qemu` starts it with one thread (ARCHITECTURE.md).
 
 use super::cpuid::supported_states;
 use crate::hypervisor::{HypervisorError, failed_to};
