@@ -48,8 +48,8 @@ pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
         // A process that a killed daemon had just forked keeps the lock until it executes its
         // program.
         let is_dead = !holder.is_empty() && holder.parse().ok().is_none_or(|pid| !is_alive(pid));
-        let patience = if is_dead { DYING_TIME } else { ENDING_TIME };
-        if begun.elapsed() < patience {
+        let limit = if is_dead { DYING_TIME } else { ENDING_TIME };
+        if begun.elapsed() < limit {
             std::thread::sleep(DYING_POLL);
             continue;
         }

@@ -8,9 +8,9 @@
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use jiffy_jail::confine;
-use jiffy_sched::told::Book;
+use jiffy_sched::told::Entries;
 use jiffy_wire::lines::{self, Lines};
-use jiffy_wire::sched::{Class, LONGEST_LINE, Said, Tell};
+use jiffy_wire::sched::{Class, LONGEST_LINE, PolicyEvent, SetClass};
 use libbpf_rs::{
     Link, Map, MapCore, MapFlags, Object, ObjectBuilder, OpenObject, PrintLevel, num_possible_cpus,
     set_print,
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     };
     let reason = format!("{error:#}");
     eprintln!("jiffy-sched: {reason}");
-    let _ = say(&Said::Ended { reason });
+    let _ = report(&PolicyEvent::Ended { reason });
     ExitCode::FAILURE
 }
 
@@ -65,24 +65,24 @@ fn run(options: &Options) -> Result<()> {
     let _link = attach(&mut object)?;
     let told = map(&object, "told")?;
     let ended = map(&object, ".data.ended")?;
-    let mut book = Book::new(u64::from(options.budget) * 1_000_000);
-    let mut tell = |tell: Tell| -> Result<()> {
-        let (key, value) = book.entry(tell);
+    let mut entries = Entries::new(u64::from(options.budget) * 1_000_000);
+    let mut apply = |set: SetClass| -> Result<()> {
+        let (key, value) = entries.entry(set);
         told.update(&key, &value, MapFlags::ANY)
             .context("the policy's map can't be written")?;
         // The policy removes a process that ends; this one may have ended before.
-        if has_ended(tell.pid) {
+        if has_ended(set.pid) {
             let _ = told.delete(&key);
         }
         Ok(())
     };
-    tell(Tell {
+    apply(SetClass {
         pid: std::process::id(),
         class: Class::Urgent,
     })?;
     // What follows needs no file and no capability: the maps are open.
     confine::seal().context("jiffy-sched can't be confined")?;
-    say(&Said::Loaded)?;
+    report(&PolicyEvent::Loaded)?;
     let input = stdin();
     let mut lines = Lines::new(LONGEST_LINE);
     loop {
@@ -106,7 +106,7 @@ fn run(options: &Options) -> Result<()> {
         }
         lines.push(&bytes[..length]);
         while let Some(line) = lines.next_line().context("stdin")? {
-            tell(serde_json::from_slice(&line).context("a line on stdin is not a message")?)?;
+            apply(serde_json::from_slice(&line).context("a line on stdin is not a message")?)?;
         }
     }
 }
@@ -172,8 +172,8 @@ fn why_it_ended(ended: &Map<'_>) -> Result<Option<String>> {
     })
 }
 
-fn say(said: &Said) -> Result<()> {
-    let line = lines::encode(said)?;
+fn report(event: &PolicyEvent) -> Result<()> {
+    let line = lines::encode(event)?;
     let mut out = stdout().lock();
     out.write_all(&line).and_then(|()| out.flush())?;
     Ok(())

@@ -1,28 +1,28 @@
 //! Values of the policy's map `told`, as `struct told` in `bpf/policy.bpf.c` has them.
 
-use jiffy_wire::sched::{Class, Tell};
+use jiffy_wire::sched::{Class, SetClass};
 
 /// Makes the values.
 #[derive(Debug)]
-pub struct Book {
+pub struct Entries {
     /// CPU time of a launch, nanoseconds; what takes longer is steady.
     budget_ns: u64,
     /// Launches so far.
     launches: u64,
 }
 
-impl Book {
+impl Entries {
     /// No launch yet; each may take this CPU time.
-    pub fn new(budget_ns: u64) -> Book {
-        Book {
+    pub fn new(budget_ns: u64) -> Entries {
+        Entries {
             budget_ns,
             launches: 0,
         }
     }
 
     /// The key and the value for a process. Launches are numbered in the order of these calls.
-    pub fn entry(&mut self, tell: Tell) -> ([u8; 4], [u8; 24]) {
-        let launches = tell.class == Class::Launch;
+    pub fn entry(&mut self, set: SetClass) -> ([u8; 4], [u8; 24]) {
+        let launches = set.class == Class::Launch;
         self.launches += u64::from(launches);
         let (sequence, budget) = match launches {
             true => (self.launches, self.budget_ns),
@@ -31,8 +31,8 @@ impl Book {
         let mut value = [0; 24];
         value[..8].copy_from_slice(&sequence.to_ne_bytes());
         value[8..16].copy_from_slice(&budget.to_ne_bytes());
-        value[16..20].copy_from_slice(&number(tell.class).to_ne_bytes());
-        (tell.pid.to_ne_bytes(), value)
+        value[16..20].copy_from_slice(&number(set.class).to_ne_bytes());
+        (set.pid.to_ne_bytes(), value)
     }
 }
 
@@ -58,9 +58,9 @@ mod tests {
 
     #[test]
     fn launches_are_numbered_in_order_and_have_a_budget() {
-        let mut book = Book::new(500);
+        let mut entries = Entries::new(500);
         let mut told = |pid, class| {
-            let (key, value) = book.entry(Tell { pid, class });
+            let (key, value) = entries.entry(SetClass { pid, class });
             assert_eq!(key, u32::to_ne_bytes(pid));
             words(value)
         };

@@ -3,7 +3,7 @@
 //! take turns.
 
 use jiffy_sys::priority::{AWAITED, lowered};
-use jiffy_wire::sched::{Class, Said, Tell};
+use jiffy_wire::sched::{Class, PolicyEvent, SetClass};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -72,19 +72,19 @@ impl Policy {
             input,
             output,
         };
-        assert_eq!(policy.said(), Said::Loaded);
+        assert_eq!(policy.said(), PolicyEvent::Loaded);
         wait_for("enabled");
         policy
     }
 
-    fn said(&mut self) -> Said {
+    fn said(&mut self) -> PolicyEvent {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("a line");
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
     }
 
     fn tell(&mut self, pid: u32, class: Class) {
-        let line = serde_json::to_string(&Tell { pid, class }).expect("JSON");
+        let line = serde_json::to_string(&SetClass { pid, class }).expect("JSON");
         writeln!(self.input, "{line}").expect("jiffy-sched reads");
     }
 }
@@ -187,7 +187,9 @@ fn the_kernel_schedules_again_when_the_policy_is_killed_or_closed() {
 
     let mut policy = Policy::load(&[]);
     writeln!(policy.input, "not a message").expect("a pipe");
-    assert!(matches!(policy.said(), Said::Ended { reason } if reason.contains("not a message")));
+    assert!(
+        matches!(policy.said(), PolicyEvent::Ended { reason } if reason.contains("not a message"))
+    );
     wait_for("disabled");
 }
 
@@ -198,7 +200,7 @@ fn the_kernels_watchdog_ends_a_policy_that_starves_a_task() {
     let busy = spinners(0);
     let mut policy = Policy::load(&["--starve-background"]);
     let starved = spinners(19);
-    let Said::Ended { reason } = policy.said() else {
+    let PolicyEvent::Ended { reason } = policy.said() else {
         panic!("it was loaded twice");
     };
     assert!(reason.contains("did not run for 5 s"), "{reason}");

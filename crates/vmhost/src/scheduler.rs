@@ -7,7 +7,7 @@ use jiffy_content::paths::Paths;
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::mutex::lock;
 use jiffy_wire::lines::{self, Lines};
-use jiffy_wire::sched::{Class, LONGEST_LINE, Said, Tell};
+use jiffy_wire::sched::{Class, LONGEST_LINE, PolicyEvent, SetClass};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -23,14 +23,14 @@ pub struct Scheduler {
     /// The stdin of `jiffy-sched`.
     input: Mutex<Option<OwnedFd>>,
     /// What a recording in progress wants to know.
-    journal: Mutex<Option<Vec<Told>>>,
+    journal: Mutex<Option<Vec<ProcessChange>>>,
     /// Processes that are urgent as long as they live.
     urgent: Mutex<Vec<u32>>,
 }
 
 /// What became of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct ProcessChange {
     /// When, by the monotonic clock.
     pub at_ns: u64,
     /// The process.
@@ -47,7 +47,7 @@ pub struct Journal(Arc<Scheduler>);
 
 impl Journal {
     /// What was collected, oldest first.
-    pub fn take(&self) -> Vec<Told> {
+    pub fn take(&self) -> Vec<ProcessChange> {
         let mut journal = lock(&self.0.journal);
         journal.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -95,7 +95,7 @@ impl Scheduler {
             return None;
         }
         let urgent = lock(&self.urgent);
-        let told = urgent.iter().map(|pid| Told {
+        let told = urgent.iter().map(|pid| ProcessChange {
             at_ns: 0,
             pid: *pid,
             vm: None,
@@ -107,7 +107,7 @@ impl Scheduler {
 
     fn note(&self, pid: u32, vm: Option<&str>, class: Option<Class>) {
         if let Some(told) = lock(&self.journal).as_mut() {
-            told.push(Told {
+            told.push(ProcessChange {
                 at_ns: monotonic_ns(),
                 pid,
                 vm: vm.map(str::to_owned),
@@ -135,7 +135,7 @@ impl Scheduler {
         }
         let mut input = lock(&self.input);
         let Some(pipe) = input.as_ref() else { return };
-        let Ok(line) = lines::encode(&Tell { pid, class }) else {
+        let Ok(line) = lines::encode(&SetClass { pid, class }) else {
             return;
         };
         // Shorter than PIPE_BUF: all of it is written, or nothing.
@@ -172,8 +172,8 @@ async fn watch(mut child: Child, mut output: ChildStdout) {
         lines.push(&bytes[..length]);
         while let Ok(Some(line)) = lines.next_line() {
             match serde_json::from_slice(&line) {
-                Ok(Said::Loaded) => info!("jiffy-sched schedules this host"),
-                Ok(Said::Ended { reason }) => why = Some(reason),
+                Ok(PolicyEvent::Loaded) => info!("jiffy-sched schedules this host"),
+                Ok(PolicyEvent::Ended { reason }) => why = Some(reason),
                 Err(error) => debug!(%error, "a line of jiffy-sched is not a message"),
             }
         }

@@ -214,17 +214,17 @@ impl Recorder {
     }
 
     /// The agent said that it is ready.
-    pub fn heard_ready(&mut self) {
+    pub fn note_ready(&mut self) {
         self.heard.ready.get_or_insert_with(monotonic_ns);
     }
 
     /// Init said that the command runs.
-    pub fn heard_started(&mut self) {
+    pub fn note_started(&mut self) {
         self.heard.started.get_or_insert_with(monotonic_ns);
     }
 
     /// Init said that the command ended.
-    pub fn heard_ended(&mut self) {
+    pub fn note_ended(&mut self) {
         self.heard.ended.get_or_insert_with(monotonic_ns);
     }
 
@@ -590,9 +590,9 @@ mod tests {
     #[test]
     fn a_guest_without_marks_is_timed_by_its_messages() {
         let mut recorder = Recorder::new("boot");
-        recorder.heard_ready();
-        recorder.heard_started();
-        recorder.heard_ended();
+        recorder.note_ready();
+        recorder.note_started();
+        recorder.note_ended();
         recorder.guest_spans(cold_run().guest);
         let timeline = recorder.build();
         assert!(timeline.find(names::COMMAND).is_some());

@@ -19,7 +19,7 @@ pub enum Gate {
     /// The guest has not passed it yet.
     Closed {
         /// The time that the guest has.
-        patience: Duration,
+        time_limit: Duration,
         /// The end of that time; `None` before the vCPUs run for the first time.
         until: Option<Instant>,
         /// The file that records that the guest has passed the gate.
@@ -43,7 +43,7 @@ impl Gate {
         match &restore.generation {
             None => Gate::Open,
             Some(generation) => Gate::Closed {
-                patience: Duration::from_millis(generation.deadline_ms.into()),
+                time_limit: Duration::from_millis(generation.deadline_ms.into()),
                 until: None,
                 record: restore.gate_record.clone(),
             },
@@ -53,10 +53,10 @@ impl Gate {
     /// Starts the guest's time: the vCPUs run from now on.
     pub fn running(&mut self) {
         if let Gate::Closed {
-            patience, until, ..
+            time_limit, until, ..
         } = self
         {
-            until.get_or_insert_with(|| Instant::now() + *patience);
+            until.get_or_insert_with(|| Instant::now() + *time_limit);
         }
     }
 
@@ -90,12 +90,12 @@ impl Gate {
     /// Why the VM ends, if the guest's time is over.
     pub fn overdue(&self) -> Option<Ending> {
         match self {
-            Gate::Closed { patience, .. } if self.time_left() == Some(Duration::ZERO) => {
+            Gate::Closed { time_limit, .. } if self.time_left() == Some(Duration::ZERO) => {
                 Some(Ending {
                     reason: ExitReason::GuestFault,
                     message: format!(
                         "the restored guest did not take on an identity of its own within {} ms",
-                        patience.as_millis()
+                        time_limit.as_millis()
                     ),
                 })
             }
@@ -108,9 +108,9 @@ impl Gate {
 mod tests {
     use super::*;
 
-    fn closed(patience: Duration) -> Gate {
+    fn closed(time_limit: Duration) -> Gate {
         let mut gate = Gate::Closed {
-            patience,
+            time_limit,
             until: None,
             record: None,
         };
@@ -144,7 +144,7 @@ mod tests {
         let record = folder.path().join("passed");
         for (passes, expected) in [(false, None), (true, Some(b"1".to_vec()))] {
             let mut gate = Gate::Closed {
-                patience: Duration::from_secs(60),
+                time_limit: Duration::from_secs(60),
                 until: None,
                 record: Some(record.clone()),
             };

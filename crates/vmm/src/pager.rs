@@ -2,7 +2,7 @@
 //! when the pager ends.
 //!
 //! The connection carries one message to the pager ([`jiffy_wire::pager`]) and
-//! then lines from it ([`PagerWord`]). When it breaks, the VMM reconnects for a while, and
+//! then lines from it ([`PagerMessage`]). When it breaks, the VMM reconnects for a while, and
 //! threads that wait for a page keep waiting. A VM whose memory is lost must end without
 //! touching it again.
 //!
@@ -23,7 +23,7 @@ use jiffy_sys::fds;
 use jiffy_sys::userfaultfd::{Features, Userfaultfd};
 use jiffy_wire::lines::{self, Lines};
 use jiffy_wire::pager::{
-    Mapping, PagerWord, VmmWord, WORKING_SET_LINE, WORKING_SET_QUESTION, WORKING_SET_RANGES,
+    Mapping, PagerMessage, VmmMessage, WORKING_SET_LINE, WORKING_SET_QUESTION, WORKING_SET_RANGES,
 };
 use jiffy_wire::vmm::{ExitReason, Extent};
 use rustix::net::RecvFlags;
@@ -224,8 +224,8 @@ impl PagedMemory {
         };
         let sent = ram.written_at_once().and_then(|mut ranges| {
             ranges.truncate(WORKING_SET_RANGES);
-            let word = VmmWord::Written(ranges);
-            let line = lines::encode(&word).expect("a word is plain data");
+            let message = VmmMessage::Written(ranges);
+            let line = lines::encode(&message).expect("a message is plain data");
             fds::send_with_fds(stream, &line, &[])
         });
         if let Err(error) = sent {
@@ -296,7 +296,7 @@ impl PagedMemory {
                 Err(_) => return Some(self.fail("the pager violated its protocol")),
             };
             match serde_json::from_slice(&line) {
-                Ok(PagerWord::Complete(true)) => {
+                Ok(PagerMessage::Complete(true)) => {
                     if let Err(error) = self.unregister() {
                         return Some(self.fail(&format!(
                             "the memory could not be unregistered from the userfaultfd: {error}"
@@ -309,9 +309,9 @@ impl PagedMemory {
                     }
                     return None;
                 }
-                Ok(PagerWord::Complete(false)) => {}
-                Ok(PagerWord::Failed(why)) => return Some(self.fail(&why)),
-                Ok(PagerWord::WorkingSet { .. }) | Err(_) => {
+                Ok(PagerMessage::Complete(false)) => {}
+                Ok(PagerMessage::Failed(why)) => return Some(self.fail(&why)),
+                Ok(PagerMessage::WorkingSet { .. }) | Err(_) => {
                     return Some(self.fail("the pager violated its protocol"));
                 }
             }
@@ -368,10 +368,10 @@ pub(crate) fn ask_for_working_set(
         answer.extend(&bytes[..count]);
     }
     match serde_json::from_slice(&answer) {
-        Ok(PagerWord::WorkingSet { ranges, written }) if ranges.len() <= WORKING_SET_RANGES => {
+        Ok(PagerMessage::WorkingSet { ranges, written }) if ranges.len() <= WORKING_SET_RANGES => {
             Ok(files.pop().map(|file| (File::from(file), ranges, written)))
         }
-        Ok(PagerWord::Failed(why)) => Err(io::Error::other(why)),
+        Ok(PagerMessage::Failed(why)) => Err(io::Error::other(why)),
         _ => Err(wrong()),
     }
 }

@@ -525,7 +525,7 @@ impl Vmm {
     /// has sent something.
     fn wait_for_threads(&self) {
         let mut wait = vec![readable(self.mailbox.event())];
-        wait.extend(violation::bell().map(readable));
+        wait.extend(violation::wakeup().map(readable));
         wait.extend(
             self.pager()
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),

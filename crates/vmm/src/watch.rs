@@ -96,7 +96,7 @@ fn wait(
     let stdin = io::stdin();
     let mut wait = vec![PollFd::new(termination, PollFlags::IN)];
     wait.extend(events.iter().map(|event| readable(event)));
-    wait.extend(violation::bell().map(readable));
+    wait.extend(violation::wakeup().map(readable));
     wait.extend(
         vmm.pager()
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),

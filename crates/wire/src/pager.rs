@@ -5,18 +5,18 @@
 //! attached by `SCM_RIGHTS`. From then on the connection shows that both are alive. When the VMM
 //! closes it, the pager forgets the VM. When the pager closes it, the VMM connects again, and the
 //! new pager wakes all waiting threads, so that they fault again. If the pager can't serve a VM any
-//! more (its image is damaged) or refuses the handshake, it sends one [`PagerWord`] as a line of
+//! more (its image is damaged) or refuses the handshake, it sends one [`PagerMessage`] as a line of
 //! JSON and closes the connection; the VMM must then end.
 //!
 //! `jiffy-vmm` may first ask, with [`WORKING_SET_QUESTION`], for the part of the working set that
-//! the pager has in memory; the answer is [`PagerWord::WorkingSet`]. The pager does not fill pages
+//! the pager has in memory; the answer is [`PagerMessage::WorkingSet`]. The pager does not fill pages
 //! that the VMM maps of it.
 //!
 //! The pager sends on that connection, one JSON object per line:
 //!
 //! * `{"working_set":{"ranges":[[offset,length],…],"written":null}}`: the answer. Attached is a
 //!   sealed memfd as long as RAM that contains these ranges; without ranges there is no memfd. If
-//!   `written` is null, the VMM reports with a [`VmmWord`] which of these pages its guest wrote in
+//!   `written` is null, the VMM reports with a [`VmmMessage`] which of these pages its guest wrote in
 //!   its first moments.
 //! * `{"failed":"…"}`: a chunk can't be read; the VM ends with this message.
 //! * `{"complete":true}`: everything that is not zero is in memory. Sent before `Complete` is
@@ -65,7 +65,7 @@ pub struct Mapping {
 /// Message of a VMM to the pager, a line after the handshake.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum VmmWord {
+pub enum VmmMessage {
     /// These ranges of the working set were written; sorted, in whole pages, without overlap.
     Written(Vec<Extent>),
 }
@@ -73,7 +73,7 @@ pub enum VmmWord {
 /// Message of the pager to a VMM, one per line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PagerWord {
+pub enum PagerMessage {
     /// The part of the working set that is in memory.
     WorkingSet {
         /// Ranges of RAM in the memfd that is attached to the line; sorted, in whole pages, without

@@ -1,5 +1,5 @@
 //! Messages between the node and `jiffy-sched`, which loads the scheduling policy: lines of JSON on
-//! its stdin ([`Tell`]) and its stdout ([`Said`]).
+//! its stdin ([`SetClass`]) and its stdout ([`PolicyEvent`]).
 
 use serde::{Deserialize, Serialize};
 use std::string::String;
@@ -35,7 +35,7 @@ impl Class {
 
 /// The class of a process from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tell {
+pub struct SetClass {
     /// Its process id.
     pub pid: u32,
     /// Its class.
@@ -45,7 +45,7 @@ pub struct Tell {
 /// What becomes of the policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum PolicyEvent {
     /// It schedules this host from now on.
     Loaded,
     /// The kernel's own scheduler does, for this reason. The process ends.

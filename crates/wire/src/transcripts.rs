@@ -120,8 +120,8 @@ fn messages_of_0_1_pagers_round_trip() {
                 pager::WORKING_SET_QUESTION.strip_suffix(b"\n").unwrap(),
                 line.as_bytes()
             ),
-            "VmmWord" => same::<pager::VmmWord>(line),
-            "PagerWord" => same::<pager::PagerWord>(line),
+            "VmmMessage" => same::<pager::VmmMessage>(line),
+            "PagerMessage" => same::<pager::PagerMessage>(line),
             "PagerRequest" => same::<pager::PagerRequest>(line),
             "PagerResponse" => more::<pager::PagerResponse>(line),
             "ChunkRequest" => same::<disk::ChunkRequest>(line),

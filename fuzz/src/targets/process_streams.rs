@@ -119,7 +119,7 @@ fn same<T: PartialEq + Debug>(bytes: &[u8], piece: usize, read: impl Fn(&[u8], u
 /// An answer of `jiffy-origins` with memory that is missing, or has so many bytes, sealed or not.
 fn origins(bytes: &[u8], number: usize) {
     let length = 1 + number / 4;
-    let mut sealed = || {
+    let sealed = || {
         let memory = Unsealed::new("fuzz", length).expect("memory");
         memory.seal().expect("it is sealed")
     };
@@ -190,12 +190,12 @@ fn all_seeds() -> Vec<Vec<u8>> {
         of(
             "node: events",
             11,
-            b"{\"stamp\":{\"name\":\"a\",\"at_ns\":1}}\n{\"",
+            b"{\"mark\":{\"value\":3,\"at_ns\":4}}\n{\"",
         ),
         of(
             "node: exit record",
             0,
-            br#"{"reason":"stopped","message":"Stopped."}"#,
+            br#"{"reason":"stopped","message":"Stopped.","hint":null}"#,
         ),
         of("node: control", 4, &line(captured)),
         of("node: channel", 0, b"\"ok\"\n"),

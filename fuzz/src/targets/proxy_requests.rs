@@ -49,8 +49,8 @@ fn run(data: &[u8]) {
         Ok(found) => {
             assert_ne!(found.port, 0);
             assert!(!found.vm.is_empty());
-            if let Some(prefix) = found.prefix {
-                assert!(uri.path().starts_with(&prefix));
+            if let Some(prefix) = &found.prefix {
+                assert!(uri.path().starts_with(prefix.as_str()));
                 assert!(found.path.path().starts_with('/'));
             }
             check_passed(&uri, headers, &found);

@@ -2,8 +2,8 @@
 
 mod body;
 mod frames;
+mod ignore_closed;
 mod lines;
-mod patient;
 mod queue;
 mod repeat;
 mod wait;
@@ -20,9 +20,9 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use ignore_closed::IgnoreClosed;
 use jiffy_sys::causes;
 use jiffy_wire::api::{ApiError, RequestState, VM_ID_HEADER};
-use patient::Patient;
 use repeat::{Next, PAUSE, RESTART_TIME, Repeat};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -374,7 +374,7 @@ async fn http_handshake<S>(stream: S) -> Result<SendRequest<RequestBody>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (sender, connection) = handshake(TokioIo::new(Patient::new(stream)))
+    let (sender, connection) = handshake(TokioIo::new(IgnoreClosed::new(stream)))
         .await
         .map_err(connection_lost)?;
     // The caller that waits for the answer gets its errors.

@@ -13,13 +13,13 @@ pub(crate) struct Work<T> {
     /// What the device is, for messages.
     device: &'static str,
     stop: Arc<AtomicBool>,
-    bell: EventFd,
+    wakeup: EventFd,
     job: Job,
     returned: Arc<Mutex<Option<T>>>,
 }
 
 impl<T: Send + 'static> Work<T> {
-    /// Starts `body`, which must wait for `bell`, and return soon after `stop` is set.
+    /// Starts `body`, which must wait for `wakeup`, and return soon after `stop` is set.
     ///
     /// # Errors
     ///
@@ -28,7 +28,7 @@ impl<T: Send + 'static> Work<T> {
         device: &'static str,
         workers: &dyn Workers,
         (role, name): (WorkerRole, &str),
-        (stop, bell): (Arc<AtomicBool>, EventFd),
+        (stop, wakeup): (Arc<AtomicBool>, EventFd),
         body: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<Work<T>> {
         let returned = Arc::new(Mutex::new(None));
@@ -41,14 +41,14 @@ impl<T: Send + 'static> Work<T> {
             job: workers.spawn(role, name, body)?,
             device,
             stop,
-            bell,
+            wakeup,
             returned,
         })
     }
 
     /// Makes it look at what it shares with the device, such as a rate limit.
     pub(crate) fn notify(&self) -> io::Result<()> {
-        self.bell.write(1)
+        self.wakeup.write(1)
     }
 
     /// Tells it to stop.

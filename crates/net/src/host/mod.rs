@@ -187,8 +187,8 @@ impl Host {
     /// Restores the rules if another program has removed them, and the forwarding settings, also
     /// for links that the host's routes use only now. Links, routes and connections of VMs stay as
     /// they are. True if there was something to restore.
-    pub fn mend(&mut self) -> Result<bool, Error> {
-        reconcile::mend(self)
+    pub fn reconcile_rules(&mut self) -> Result<bool, Error> {
+        reconcile::rules(self)
     }
 
     /// Number of attached VMs.

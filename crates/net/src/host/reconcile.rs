@@ -135,8 +135,8 @@ pub(super) fn run(
     })
 }
 
-/// See [`Host::mend`].
-pub(super) fn mend(host: &mut Host) -> Result<bool, Error> {
+/// See [`Host::reconcile_rules`].
+pub(super) fn rules(host: &mut Host) -> Result<bool, Error> {
     let found = links::found::links(&mut host.route)?;
     let routes = links::found::routes(&mut host.route)?;
     let mut before = [BTreeSet::new(), BTreeSet::new()];
@@ -145,7 +145,7 @@ pub(super) fn mend(host: &mut Host) -> Result<bool, Error> {
     let now = Forwarding::set(host.options.ipv6, &found, &routes, [&before[0], &before[1]])?;
     host.forwarding.follow(now);
     let base = base(host);
-    host.rules.mend(base)
+    host.rules.reconcile(base)
 }
 
 /// The settings of the table for all VMs.

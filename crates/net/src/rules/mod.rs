@@ -143,7 +143,7 @@ impl Rules {
 
     /// Creates the table again if another program has removed it or a part of it, or if the
     /// settings for all VMs are other ones now. True if it did.
-    pub fn mend(&mut self, base: Base) -> Result<bool, Error> {
+    pub fn reconcile(&mut self, base: Base) -> Result<bool, Error> {
         let whole = self.is_whole();
         let whole = whole.map_err(Error::kernel("reading the nftables table `inet jiffy`"))?;
         if whole && base == self.base {

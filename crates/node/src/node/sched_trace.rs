@@ -4,7 +4,7 @@ use super::Node;
 use jiffy_content::error::{Error, Result};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::sched_trace::Recording;
-use jiffy_vmhost::scheduler::Told;
+use jiffy_vmhost::scheduler::ProcessChange;
 use jiffy_wire::api::{SchedTrace, VmState};
 use jiffy_wire::sched::Class;
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl Node {
         };
         let recording = block_in_place(Recording::begin)?;
         let vms = self.registry.all();
-        let mut told: Vec<Told> = vms.iter().filter_map(|vm| now(vm)).collect();
+        let mut told: Vec<ProcessChange> = vms.iter().filter_map(|vm| now(vm)).collect();
         let _ = timeout(time, self.traced.notified()).await;
         told.extend(journal.take());
         let clock = self.host.clock.clone();
@@ -37,10 +37,10 @@ impl Node {
 }
 
 /// The monitor of a VM, if it has one, and its class.
-fn now(vm: &VmHandle) -> Option<Told> {
+fn now(vm: &VmHandle) -> Option<ProcessChange> {
     let view = &vm.view.borrow().vm;
     let starts = view.state == VmState::Starting && !vm.spec.hidden;
-    Some(Told {
+    Some(ProcessChange {
         at_ns: 0,
         pid: view.pid?,
         vm: Some(view.name.clone()),

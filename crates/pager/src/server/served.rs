@@ -13,7 +13,8 @@ use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::userfaultfd::Userfaultfd;
 use jiffy_wire::lines::{self, Lines};
 use jiffy_wire::pager::{
-    Mapping, PagerRequest, PagerStats, PagerWord, VmmWord, WORKING_SET_LINE, WORKING_SET_QUESTION,
+    Mapping, PagerMessage, PagerRequest, PagerStats, VmmMessage, WORKING_SET_LINE,
+    WORKING_SET_QUESTION,
 };
 use jiffy_wire::vmm::Extent;
 use std::fs;
@@ -294,18 +295,18 @@ impl Served {
         let Some(Peer::Handshake(handshake)) = &mut self.peer else {
             return Ok(());
         };
-        let word = match &offer {
-            Some((set, written)) => PagerWord::WorkingSet {
+        let message = match &offer {
+            Some((set, written)) => PagerMessage::WorkingSet {
                 ranges: set.covers().to_vec(),
                 written: written.clone(),
             },
-            None => PagerWord::WorkingSet {
+            None => PagerMessage::WorkingSet {
                 ranges: Vec::new(),
                 written: None,
             },
         };
         let files: Vec<BorrowedFd<'_>> = offer.iter().map(|(set, _)| set.as_fd()).collect();
-        send_with_fds(&handshake.stream, &line(&word), &files)
+        send_with_fds(&handshake.stream, &line(&message), &files)
             .map_err(|error| format!("the VMM does not take an answer: {error}"))?;
         handshake.shared = offer;
         // The VMM waited for this answer, which may be late, so its deadline is extended: only
@@ -429,7 +430,7 @@ impl Served {
     /// Tells the VMM that only zero pages are missing, so that it may stop using the pager.
     pub fn send_complete(&self) {
         if let Some(Peer::Attached { stream, .. }) = &self.peer {
-            send(stream, &PagerWord::Complete(true));
+            send(stream, &PagerMessage::Complete(true));
         }
     }
 
@@ -538,21 +539,21 @@ pub(super) fn read_written(owed: &mut Option<Lines>, bytes: &[u8]) -> Option<Vec
     lines.push(bytes);
     let line = lines.next_line().transpose()?;
     *owed = None;
-    let VmmWord::Written(ranges) = serde_json::from_slice(&line.ok()?).ok()?;
+    let VmmMessage::Written(ranges) = serde_json::from_slice(&line.ok()?).ok()?;
     Some(ranges)
 }
 
 /// Sends the reason for the end of a connection, and closes it.
 pub(super) fn send_failed(stream: &UnixStream, sentence: &str) {
-    send(stream, &PagerWord::Failed(sentence.to_owned()));
+    send(stream, &PagerMessage::Failed(sentence.to_owned()));
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-fn send(mut stream: &UnixStream, word: &PagerWord) {
+fn send(mut stream: &UnixStream, message: &PagerMessage) {
     // The VMM may have gone.
-    let _ = stream.write_all(&line(word));
+    let _ = stream.write_all(&line(message));
 }
 
-fn line(word: &PagerWord) -> Vec<u8> {
-    lines::encode(word).expect("a word is plain data")
+fn line(message: &PagerMessage) -> Vec<u8> {
+    lines::encode(message).expect("a message is plain data")
 }

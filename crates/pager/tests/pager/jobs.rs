@@ -2,7 +2,7 @@
 
 use super::support::*;
 use jiffy_sys::fds::recv_with_fds;
-use jiffy_wire::pager::{PagerResponse, PagerWord, VmmWord, WORKING_SET_QUESTION};
+use jiffy_wire::pager::{PagerMessage, PagerResponse, VmmMessage, WORKING_SET_QUESTION};
 use jiffy_wire::vmm::Extent;
 use std::fs::File;
 use std::io::Write;
@@ -76,7 +76,7 @@ fn ask_for_working_set(memory: &Memory, socket: &Path) -> SharedSet {
     let mut files = Vec::new();
     let count = recv_with_fds(&stream, &mut line, &mut files).unwrap();
     let word = serde_json::from_slice(&line[..count]);
-    let Ok(PagerWord::WorkingSet { ranges, written }) = word else {
+    let Ok(PagerMessage::WorkingSet { ranges, written }) = word else {
         panic!("{}", String::from_utf8_lossy(&line[..count]));
     };
     greet(
@@ -157,7 +157,7 @@ fn a_working_set_is_kept_in_memory_once_for_all_later_vms() {
         offset: 200 * PAGE as u64,
         length: PAGE as u64,
     }];
-    let word = VmmWord::Written(wrote.clone());
+    let word = VmmMessage::Written(wrote.clone());
     let line = format!("{}\n", serde_json::to_string(&word).unwrap());
     shared_set.stream.write_all(line.as_bytes()).unwrap();
     eventually("it is not heard", || {

@@ -45,7 +45,7 @@ impl Network {
     }
 }
 
-/// Detaches VMs that have ended, and mends the rules while there are VMs.
+/// Detaches VMs that have ended, and reconciles the rules while there are VMs.
 pub async fn clean_up(network: Arc<Network>) {
     let State::On(on) = &network.0 else { return };
     let mut check = interval(CHECK);
@@ -60,7 +60,7 @@ pub async fn clean_up(network: Arc<Network>) {
                 sleep(FORGET).await;
                 blocking(&network, forget_connections).await;
             }
-            _ = check.tick() => blocking(&network, mend).await,
+            _ = check.tick() => blocking(&network, reconcile_rules).await,
         }
     }
 }
@@ -84,13 +84,13 @@ fn detach_all(on: &On) {
 
 /// Without rules, VMs would reach what is denied by default: a restart of a firewall's service often
 /// removes the rules of all programs.
-fn mend(on: &On) {
+fn reconcile_rules(on: &On) {
     let mut inner = on.lock();
     // A link that was prepared belongs to no VM.
     if inner.host.attached() <= usize::from(inner.ahead.is_some()) {
         return;
     }
-    match inner.host.mend() {
+    match inner.host.reconcile_rules() {
         Ok(false) => {}
         Ok(true) => warn!(
             "another program changed the nftables table `inet jiffy`, or the host's routes use other links: it is created again"

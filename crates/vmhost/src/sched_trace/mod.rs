@@ -5,7 +5,7 @@ mod pages;
 mod runs;
 mod tracefs;
 
-use crate::scheduler::Told;
+use crate::scheduler::ProcessChange;
 use jiffy_content::error::{Error, Result};
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_wire::api::SchedTrace;
@@ -53,13 +53,13 @@ impl Recording {
     }
 
     /// Ends. Blocks while it reads; `told` is what the daemon knows of processes.
-    pub fn end(self, clock: String, told: Vec<Told>) -> Result<SchedTrace> {
+    pub fn end(self, clock: String, told: Vec<ProcessChange>) -> Result<SchedTrace> {
         self.finish(clock, told).map_err(|error| {
             Error::internal(format!("The kernel's recording can't be read: {error}."))
         })
     }
 
-    fn finish(self, clock: String, told: Vec<Told>) -> io::Result<SchedTrace> {
+    fn finish(self, clock: String, told: Vec<ProcessChange>) -> io::Result<SchedTrace> {
         self.instance.stop()?;
         let end_ns = monotonic_ns();
         let (mut found, mut lost, mut full) = (Vec::new(), 0, Vec::new());

@@ -1,7 +1,7 @@
 //! Switches and wakeups into threads and their runs.
 
 use super::pages::Format;
-use crate::scheduler::Told;
+use crate::scheduler::ProcessChange;
 use jiffy_wire::api::{SchedRun, SchedThread};
 use jiffy_wire::sched::Class;
 use std::collections::HashMap;
@@ -131,7 +131,7 @@ struct Running {
 pub struct Runs {
     begin_ns: u64,
     /// Which VMs and classes processes have, oldest first; from it, what is past.
-    told: Vec<Told>,
+    told: Vec<ProcessChange>,
     /// Whether runs have classes.
     classes: bool,
     known: Vec<Known>,
@@ -146,7 +146,12 @@ pub struct Runs {
 
 impl Runs {
     /// Begins with the threads that are there.
-    pub fn new(begin_ns: u64, present: Vec<Present>, told: Vec<Told>, classes: bool) -> Runs {
+    pub fn new(
+        begin_ns: u64,
+        present: Vec<Present>,
+        told: Vec<ProcessChange>,
+        classes: bool,
+    ) -> Runs {
         let mut runs = Runs {
             begin_ns,
             told,
@@ -366,8 +371,8 @@ mod tests {
         }
     }
 
-    fn told(at_ns: u64, pid: u32, vm: Option<&str>, class: Option<Class>) -> Told {
-        Told {
+    fn told(at_ns: u64, pid: u32, vm: Option<&str>, class: Option<Class>) -> ProcessChange {
+        ProcessChange {
             at_ns,
             pid,
             vm: vm.map(str::to_owned),

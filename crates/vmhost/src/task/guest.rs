@@ -118,11 +118,11 @@ impl Actor {
                 self.warning(&format!("{}: {}", short(&step), short(&message)));
             }
             FromGuest::Ready => {
-                self.recorder.heard_ready();
+                self.recorder.note_ready();
                 self.ready();
             }
             FromGuest::MainStarted { pid } => {
-                self.recorder.heard_started();
+                self.recorder.note_started();
                 if self.record.main == MainState::Pending {
                     // No fallback to a boot any more: it would start the command twice.
                     self.gate_passed();
@@ -134,7 +134,7 @@ impl Actor {
                 self.offer_input();
             }
             FromGuest::MainFailed(error) => {
-                self.recorder.heard_ended();
+                self.recorder.note_ended();
                 self.main_ended(MainEnd::Failed(StartError {
                     message: truncate(&error.message, MAX_START_ERROR),
                     ..error
@@ -147,7 +147,7 @@ impl Actor {
                 data,
             } => self.output(stream, offset, data),
             FromGuest::MainExited(status) => {
-                self.recorder.heard_ended();
+                self.recorder.note_ended();
                 self.ask_for_faults();
                 self.main_ended(MainEnd::Exited(status));
                 self.confirm_end();

@@ -358,9 +358,9 @@ impl Fetcher for DiskChunks {
         reported.collect()
     }
 
-    fn wait(&self, bell: BorrowedFd<'_>) -> io::Result<bool> {
+    fn wait(&self, wakeup: BorrowedFd<'_>) -> io::Result<bool> {
         let link = self.link();
-        let mut fds = vec![PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+        let mut fds = vec![PollFd::from_borrowed_fd(wakeup, PollFlags::IN)];
         let stream = link.stream.as_ref();
         fds.extend(stream.map(|stream| PollFd::new(stream, PollFlags::IN)));
         let time = match stream {

@@ -13,8 +13,8 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 static CALL: AtomicI64 = AtomicI64::new(-1);
 static THREAD: AtomicI32 = AtomicI32::new(0);
-static BELL_FD: AtomicI32 = AtomicI32::new(-1);
-static BELL: OnceLock<EventFd> = OnceLock::new();
+static WAKEUP_FD: AtomicI32 = AtomicI32::new(-1);
+static WAKEUP: OnceLock<EventFd> = OnceLock::new();
 
 /// A forbidden system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,8 +26,8 @@ pub struct Violation {
 }
 
 /// Readable after a violation; `None` until [`install`] was called.
-pub fn bell() -> Option<&'static EventFd> {
-    BELL.get()
+pub fn wakeup() -> Option<&'static EventFd> {
+    WAKEUP.get()
 }
 
 /// The first violation, if there was one.
@@ -42,9 +42,9 @@ pub fn first() -> Option<Violation> {
 }
 
 pub(super) fn install() -> io::Result<()> {
-    let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
-    let bell = BELL.get_or_init(|| bell);
-    BELL_FD.store(std::os::fd::AsRawFd::as_raw_fd(bell), Ordering::SeqCst);
+    let wakeup = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+    let wakeup = WAKEUP.get_or_init(|| wakeup);
+    WAKEUP_FD.store(std::os::fd::AsRawFd::as_raw_fd(wakeup), Ordering::SeqCst);
     // SAFETY: all-zero is a valid sigaction; the handler calls only
     // async-signal-safe functions.
     let result = unsafe {
@@ -83,7 +83,7 @@ extern "C" fn on_violation(
         }
         let one = 1u64;
         libc::write(
-            BELL_FD.load(Ordering::SeqCst),
+            WAKEUP_FD.load(Ordering::SeqCst),
             (&raw const one).cast(),
             size_of::<u64>(),
         );

@@ -25,9 +25,9 @@ pub trait Fetcher {
     /// error.
     fn answers(&self) -> Vec<(u64, io::Result<Fetched>)>;
 
-    /// Waits until an answer may have arrived, `bell` is readable, or [`Fetcher::answers`] has
-    /// to be called for another reason. Returns whether `bell` is readable.
-    fn wait(&self, bell: BorrowedFd<'_>) -> io::Result<bool>;
+    /// Waits until an answer may have arrived, `wakeup` is readable, or [`Fetcher::answers`] has
+    /// to be called for another reason. Returns whether `wakeup` is readable.
+    fn wait(&self, wakeup: BorrowedFd<'_>) -> io::Result<bool>;
 
     /// Drops all requests, because their reads were given up.
     fn give_up(&self);

@@ -153,8 +153,8 @@ impl VirtioDevice for Fs {
         let rings = [ring(PRIORITY_QUEUE)?, ring(REQUEST_QUEUE)?];
         // It is missing only if an earlier worker panicked.
         let lost = || ActivateError::Worker(io::ErrorKind::NotConnected.into());
-        let bell = self.link.as_ref().ok_or_else(lost)?.bell();
-        let bell = bell.map_err(ActivateError::Worker)?;
+        let wakeup = self.link.as_ref().ok_or_else(lost)?.wakeup();
+        let wakeup = wakeup.map_err(ActivateError::Worker)?;
         let stop = Arc::new(AtomicBool::new(false));
         let worker = Worker {
             link: self.link.take().ok_or_else(lost)?,
@@ -168,7 +168,7 @@ impl VirtioDevice for Fs {
             NAME,
             &*activation.workers,
             (WorkerRole::Fs, "fs"),
-            (stop, bell),
+            (stop, wakeup),
             || worker.run(),
         );
         self.running = Some(work.map_err(ActivateError::Worker)?);

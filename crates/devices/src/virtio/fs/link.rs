@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-const BELL: u64 = 0;
+const WAKEUP: u64 = 0;
 const SERVER: u64 = 1;
 /// Tokens of events from this one on are free.
 pub(super) const TOKENS: u64 = 2;
@@ -51,7 +51,7 @@ pub(super) struct Link {
     pub(super) in_flight: Table,
     pub(super) poll: PollSet,
     /// Signalled when the worker must stop.
-    bell: EventFd,
+    wakeup: EventFd,
     /// Room for the longest message, one for each direction.
     pub(super) request: Vec<u8>,
     pub(super) answer: Vec<u8>,
@@ -66,20 +66,20 @@ impl Link {
             channel,
             in_flight: Table::default(),
             poll: PollSet::new()?,
-            bell: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
+            wakeup: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
             request: vec![0; longest],
             answer: vec![0; longest],
             sent: 0,
         };
-        link.poll.add(&link.bell, BELL, poll::ring_edge())?;
+        link.poll.add(&link.wakeup, WAKEUP, poll::ring_edge())?;
         if let Some(channel) = &link.channel {
             link.poll.add(&channel.as_fd(), SERVER, poll::any_edge())?;
         }
         Ok(link)
     }
 
-    pub(super) fn bell(&self) -> io::Result<EventFd> {
-        self.bell.try_clone()
+    pub(super) fn wakeup(&self) -> io::Result<EventFd> {
+        self.wakeup.try_clone()
     }
 
     /// Waits for any event, at most so long.

@@ -180,7 +180,7 @@ impl Net {
         let pair = self.pairs[number].take();
         // A worker took the pair and did not return it.
         let mut pair = pair.ok_or(ActivateError::MissingQueue(2 * number as u16))?;
-        let bell = pair.bell().map_err(ActivateError::Worker)?;
+        let wakeup = pair.wakeup().map_err(ActivateError::Worker)?;
         let ring = |active| {
             Ring::new(
                 "net",
@@ -215,7 +215,7 @@ impl Net {
             "network device",
             activation.workers,
             (WorkerRole::Net, &format!("net {number}")),
-            (stop, bell),
+            (stop, wakeup),
             || worker.run(),
         );
         work.map_err(ActivateError::Worker)

@@ -21,7 +21,7 @@ use vmm_sys_util::eventfd::EventFd;
 /// frames come before that, and one interrupt is for both.
 const SENT_WAIT_NS: u64 = 100_000;
 
-const BELL: u64 = 0;
+const WAKEUP: u64 = 0;
 const ENDPOINT: u64 = 1;
 const RECEIVE: u64 = 2;
 const TRANSMIT: u64 = 3;
@@ -38,7 +38,7 @@ pub(super) struct Pair {
     /// that comes in would report it.
     polls_output: bool,
     /// Signalled when the worker must stop, or has new limits.
-    bell: EventFd,
+    wakeup: EventFd,
 }
 
 impl Pair {
@@ -49,9 +49,9 @@ impl Pair {
             pending: None,
             poll: PollSet::new()?,
             polls_output: false,
-            bell: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
+            wakeup: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
         };
-        pair.poll.add(&pair.bell, BELL, poll::ring_edge())?;
+        pair.poll.add(&pair.wakeup, WAKEUP, poll::ring_edge())?;
         if let Some(file) = pair.endpoint.descriptor() {
             pair.poll.add(&*file, ENDPOINT, poll::input_edge())?;
         }
@@ -74,8 +74,8 @@ impl Pair {
         }
     }
 
-    pub(super) fn bell(&self) -> io::Result<EventFd> {
-        self.bell.try_clone()
+    pub(super) fn wakeup(&self) -> io::Result<EventFd> {
+        self.wakeup.try_clone()
     }
 }
 
@@ -254,7 +254,7 @@ impl Worker {
                 TRANSMIT => ready.transmit.wake(),
                 CONTROL => ready.control = true,
                 // The worker must stop, or has new limits, which also apply to waiting frames.
-                BELL => (ready.receive, ready.transmit) = (Task::Now, Task::Now),
+                WAKEUP => (ready.receive, ready.transmit) = (Task::Now, Task::Now),
                 _ => {}
             }
         }

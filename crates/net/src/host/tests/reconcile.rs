@@ -187,20 +187,20 @@ fn any_damaged_state_is_reconciled() {
 }
 
 #[test]
-fn a_flushed_table_and_changed_settings_are_mended_while_vms_run() {
+fn a_flushed_table_and_changed_settings_are_reconciled_while_vms_run() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let (_, attached) = on_host(&world, || three(&mut host));
     let right = on_host(&world, snapshot);
-    let mut mend = || on_host(&world, || host.mend().expect("mended"));
-    assert!(!mend(), "nothing to do");
+    let mut reconcile = || on_host(&world, || host.reconcile_rules().expect("reconciled"));
+    assert!(!reconcile(), "nothing to do");
     // The whole table, a VM's element, a setting: with the elements and chains of other kinds.
     for kind in [0, 1, 11] {
         on_host(&world, || damage(kind, &attached));
         let changes_rules = kind != 11;
-        assert_eq!(mend(), changes_rules, "damage {kind}");
+        assert_eq!(reconcile(), changes_rules, "damage {kind}");
         assert_eq!(on_host(&world, snapshot), right, "damage {kind}");
-        assert!(!mend(), "damage {kind} once");
+        assert!(!reconcile(), "damage {kind} once");
         let forwards = on_host(&world, || crate::sysctl::read("ipv4/conf/up0/forwarding"));
         assert_eq!(forwards, Some(1), "damage {kind}");
     }
@@ -211,7 +211,7 @@ fn a_flushed_table_and_changed_settings_are_mended_while_vms_run() {
     let guest = Guest::start(attached.into_iter().next().expect("one"));
     let _private = Server::tcp(&world.outside, PRIVATE, 80, "private");
     assert!(guest.reaches(PRIVATE, 80), "nothing is denied meanwhile");
-    assert!(mend());
+    assert!(reconcile());
     assert!(!guest.reaches(PRIVATE, 80));
     // The host's route uses another link now.
     on_host(&world, || {
@@ -226,10 +226,10 @@ fn a_flushed_table_and_changed_settings_are_mended_while_vms_run() {
         configure(|batch| up(batch, index("up1")));
         configure(|batch| route(batch, index("up1"), "192.0.2.0", 24, None));
     });
-    assert!(mend());
+    assert!(reconcile());
     let forwards = on_host(&world, || crate::sysctl::read("ipv4/conf/up1/forwarding"));
     assert_eq!(forwards, Some(1));
-    assert!(!mend());
+    assert!(!reconcile());
 }
 
 #[test]

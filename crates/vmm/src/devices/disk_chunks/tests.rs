@@ -108,24 +108,24 @@ fn send_answer(mut stream: &UnixStream, answer: &ChunkAnswer) {
 }
 
 /// An event descriptor that is never signalled.
-fn bell() -> OwnedFd {
+fn wakeup() -> OwnedFd {
     let flags = rustix::event::EventfdFlags::CLOEXEC;
     rustix::event::eventfd(0, flags).unwrap()
 }
 
 /// Asks for bytes and waits for the answer, as a disk's thread does.
-fn fetch(chunks: &DiskChunks, bell: &OwnedFd, bytes: Range<u64>) -> io::Result<Fetched> {
+fn fetch(chunks: &DiskChunks, wakeup: &OwnedFd, bytes: Range<u64>) -> io::Result<Fetched> {
     let id = chunks.ask(bytes);
-    answer(chunks, bell, id)
+    answer(chunks, wakeup, id)
 }
 
-fn answer(chunks: &DiskChunks, bell: &OwnedFd, id: u64) -> io::Result<Fetched> {
+fn answer(chunks: &DiskChunks, wakeup: &OwnedFd, id: u64) -> io::Result<Fetched> {
     loop {
         if let Some((number, outcome)) = chunks.answers().pop() {
             assert_eq!(number, id);
             return outcome;
         }
-        assert!(!chunks.wait(bell.as_fd()).unwrap(), "the bell did not ring");
+        assert!(!chunks.wait(wakeup.as_fd()).unwrap(), "it was not woken");
     }
 }
 
@@ -206,16 +206,16 @@ fn a_fetch_waits_for_the_pagers_answer() {
         assert!(fourth.id > third.id);
         (&stream).write_all(b"{\"failed\":\"what?\"}\n").unwrap();
     });
-    let bell = bell();
-    fetch(&chunks, &bell, 5 * CHUNK..5 * CHUNK + 4096).unwrap();
-    let error = fetch(&chunks, &bell, 9 * CHUNK..10 * CHUNK).unwrap_err();
+    let wakeup = wakeup();
+    fetch(&chunks, &wakeup, 5 * CHUNK..5 * CHUNK + 4096).unwrap();
+    let error = fetch(&chunks, &wakeup, 9 * CHUNK..10 * CHUNK).unwrap_err();
     assert_eq!(error.to_string(), "chunk 9 is at no origin");
-    let error = fetch(&chunks, &bell, 11 * CHUNK..12 * CHUNK).unwrap_err();
+    let error = fetch(&chunks, &wakeup, 11 * CHUNK..12 * CHUNK).unwrap_err();
     assert!(
         error.to_string().contains("the map does not"),
         "wrong answer: {error}"
     );
-    let error = fetch(&chunks, &bell, 12 * CHUNK..13 * CHUNK).unwrap_err();
+    let error = fetch(&chunks, &wakeup, 12 * CHUNK..13 * CHUNK).unwrap_err();
     assert!(error.to_string().contains("protocol"), "{error}");
     pager.join().unwrap();
     drop(chunks);
@@ -270,8 +270,8 @@ fn bytes_that_the_file_cannot_hold_come_with_the_answer() {
             }
         }
     });
-    let bell = bell();
-    let fetch = |bytes: Range<u64>| fetch(&chunks, &bell, bytes);
+    let wakeup = wakeup();
+    let fetch = |bytes: Range<u64>| fetch(&chunks, &wakeup, bytes);
     let came = fetch(0..(256 << 10) + 512).unwrap();
     assert_eq!(came, Fetched::Bytes(vec![b'\n'; 256 << 10]));
     let came = fetch(256 << 10..(256 << 10) + 512).unwrap();
@@ -304,7 +304,7 @@ fn requests_are_sent_again_to_the_next_pager() {
         set(&map, 1..2);
         send_answer(&stream, &ChunkAnswer::Present { id: request.id });
     });
-    fetch(&chunks, &bell(), CHUNK..2 * CHUNK).unwrap();
+    fetch(&chunks, &wakeup(), CHUNK..2 * CHUNK).unwrap();
     pagers.join().unwrap();
 }
 
@@ -315,7 +315,7 @@ fn only_missing_chunks_fail_without_a_pager() {
     let chunks = fixture.open();
     fixture.set(0..1);
     assert!(chunks.is_present(&(0..CHUNK)));
-    let error = fetch(&chunks, &bell(), CHUNK..2 * CHUNK).unwrap_err();
+    let error = fetch(&chunks, &wakeup(), CHUNK..2 * CHUNK).unwrap_err();
     assert!(error.to_string().contains("can't be reached"), "{error}");
 }
 
@@ -352,7 +352,7 @@ fn sixteen_requests_are_answered_in_any_order() {
     let mut waiting: BTreeMap<u64, u64> = (0..16)
         .map(|chunk| (chunks.ask(chunk_of(chunk)), chunk))
         .collect();
-    let bell = bell();
+    let wakeup = wakeup();
     while !waiting.is_empty() {
         for (id, outcome) in chunks.answers() {
             match waiting.remove(&id).expect("it was requested exactly once") {
@@ -363,7 +363,7 @@ fn sixteen_requests_are_answered_in_any_order() {
                 }
             }
         }
-        chunks.wait(bell.as_fd()).unwrap();
+        chunks.wait(wakeup.as_fd()).unwrap();
     }
     pager.join().unwrap();
 }
@@ -373,12 +373,12 @@ fn an_abandoned_request_is_sent_again_under_a_new_id() {
     let mut fixture = Fixture::new();
     let chunks = fixture.open();
     let listener = fixture.listener.take().unwrap();
-    let bell = bell();
-    let ring = bell.try_clone().unwrap();
+    let wakeup = wakeup();
+    let wake = wakeup.try_clone().unwrap();
     let pager = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
         let request = receive_request(&stream).unwrap();
-        rustix::io::write(&ring, &1u64.to_ne_bytes()).unwrap();
+        rustix::io::write(&wake, &1u64.to_ne_bytes()).unwrap();
         // The request is sent again later, on the same connection.
         let again = receive_request(&stream).unwrap();
         assert_eq!(
@@ -397,9 +397,9 @@ fn an_abandoned_request_is_sent_again_under_a_new_id() {
         }
     });
     chunks.ask(0..4096);
-    while !chunks.wait(bell.as_fd()).unwrap() {}
+    while !chunks.wait(wakeup.as_fd()).unwrap() {}
     chunks.give_up();
-    let error = fetch(&chunks, &self::bell(), 0..4096).unwrap_err();
+    let error = fetch(&chunks, &self::wakeup(), 0..4096).unwrap_err();
     assert_eq!(error.to_string(), "the new one");
     pager.join().unwrap();
 }
@@ -457,20 +457,20 @@ fn fetching_chunks_works_in_the_sandbox() {
         stream
     }));
     Sandbox::On.prepare().unwrap();
-    let bell = bell();
+    let wakeup = wakeup();
     let disk = thread::spawn(move || {
         Sandbox::On
             .enter(Role::Device(WorkerRole::BlockOnDemand))
             .unwrap();
-        fetch(&chunks, &bell, CHUNK..2 * CHUNK).unwrap();
-        fetch(&chunks, &bell, 2 * CHUNK..3 * CHUNK).unwrap_err();
-        let came = fetch(&chunks, &bell, 2 * CHUNK..3 * CHUNK).unwrap();
+        fetch(&chunks, &wakeup, CHUNK..2 * CHUNK).unwrap();
+        fetch(&chunks, &wakeup, 2 * CHUNK..3 * CHUNK).unwrap_err();
+        let came = fetch(&chunks, &wakeup, 2 * CHUNK..3 * CHUNK).unwrap();
         assert_eq!(came, Fetched::Bytes(vec![5; CHUNK as usize]));
         let given_up = chunks.ask(3 * CHUNK..4 * CHUNK);
         chunks.give_up();
         assert!(chunks.answers().iter().all(|(id, _)| *id != given_up));
         // It fails once the pager has disconnected and the search for another has timed out.
-        fetch(&chunks, &bell, 4 * CHUNK..5 * CHUNK).unwrap_err();
+        fetch(&chunks, &wakeup, 4 * CHUNK..5 * CHUNK).unwrap_err();
         println!("lived");
     });
     // A thread that violated its filter is blocked forever.

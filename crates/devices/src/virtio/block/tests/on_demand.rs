@@ -150,9 +150,9 @@ impl Fetcher for Map {
         std::mem::take(&mut self.fetches.lock().unwrap().answers)
     }
 
-    fn wait(&self, bell: BorrowedFd<'_>) -> io::Result<bool> {
+    fn wait(&self, wakeup: BorrowedFd<'_>) -> io::Result<bool> {
         let mut fds = [
-            PollFd::from_borrowed_fd(bell, PollFlags::IN),
+            PollFd::from_borrowed_fd(wakeup, PollFlags::IN),
             PollFd::from_borrowed_fd(descriptor(&self.news), PollFlags::IN),
         ];
         poll(&mut fds, None)?;

@@ -5,20 +5,20 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A stream whose writes never fail because the other end has closed it.
+/// A stream whose writes ignore that the other end has closed it.
 ///
 /// A node that refuses an upload answers and closes the connection before it has read all of it. A
 /// failed write must not hide that answer: bytes that can't be sent are dropped, and the next read
 /// returns the answer.
-pub struct Patient<S> {
+pub struct IgnoreClosed<S> {
     stream: S,
     closed: bool,
 }
 
-impl<S> Patient<S> {
+impl<S> IgnoreClosed<S> {
     /// Wraps a fresh connection.
-    pub fn new(stream: S) -> Patient<S> {
-        Patient {
+    pub fn new(stream: S) -> IgnoreClosed<S> {
+        IgnoreClosed {
             stream,
             closed: false,
         }
@@ -41,7 +41,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for IgnoreClosed<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -51,7 +51,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for IgnoreClosed<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
