@@ -17,7 +17,6 @@ use jiffy_content::error::Error;
 use jiffy_content::images::config;
 use jiffy_node::{Caller, Node, on_behalf_of};
 use jiffy_vmhost::activity::Use;
-use jiffy_vmhost::agent;
 use jiffy_vmhost::attach::{self, Role};
 use jiffy_vmhost::clients::Cursor;
 use jiffy_vmhost::follow::{Log, MAX_TAIL, Source};

@@ -64,13 +64,15 @@ pub async fn capture(control: &Path, resume: bool, ram: u64) -> Result<Captured,
         Ok(Err(error)) => return Err(format!("its VMM does not answer: {error}")),
         Err(_) => return Err("its VMM did not capture the VM in time".to_owned()),
     };
-    captured(answer, descriptors)
+    captured(answer, descriptors, ram)
 }
 
-/// The captured VM in a VMM's answer and the descriptors that came with it.
+/// The captured VM, with this many bytes of RAM, in a VMM's answer and the descriptors that came
+/// with it.
 pub(crate) fn captured(
     answer: ControlResponse,
     descriptors: Vec<OwnedFd>,
+    ram: u64,
 ) -> Result<Captured, String> {
     let (layers, pause_ns) = match answer {
         ControlResponse::Captured {

@@ -81,7 +81,7 @@ pub fn control_answer(
 ) -> io::Result<(ControlResponse, Result<usize, String>)> {
     let read = async |stream: UnixStream| answer_with_descriptors(&stream).await;
     let (answer, descriptors) = from_stream(bytes, files, read)?;
-    let captured = captured(answer.clone(), descriptors);
+    let captured = captured(answer.clone(), descriptors, 1 << 20);
     Ok((answer, captured.map(|captured| captured.layers.len())))
 }
 

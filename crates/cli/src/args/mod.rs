@@ -295,7 +295,7 @@ pub struct Wait {
 }
 
 const ATTACH_HELP: &str = "\
-Without --no-stdin, Ctrl-C and other signals are forwarded to the command, and its input ends when
+Without --no-stdin, Ctrl-C and other signals are forwarded to the command, and its input ends when \
 jiffy leaves. If the command is on a terminal, Ctrl-P Ctrl-Q detaches, and it keeps its input.";
 
 /// `jiffy attach`

@@ -172,7 +172,7 @@ async fn broken(client: &Client, vm: Option<&str>, leaving: Leaving, failure: Fa
                 "the VM may still be running: `jiffy kill {vm}` ends it"
             )),
         },
-        (Leaving::LeavesIt, Some(vm)) => failure.hint(format!(
+        (Leaving::LeavesIt | Leaving::Watches, Some(vm)) => failure.hint(format!(
             "the VM keeps running: `jiffy attach {vm}` connects to it again"
         )),
         (Leaving::HangsUp, _) | (_, None) => failure,

@@ -9,6 +9,7 @@ use jiffy_wire::pager::{Mapping, PagerRequest, WORKING_SET_LINE};
 use jiffy_wire::vmm::Extent;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 /// Bytes that a socket takes in any case while its other end reads as much.
 const PIECE: usize = 4096;
@@ -45,7 +46,7 @@ pub fn control_requests(bytes: &[u8], piece: usize) -> Vec<PagerRequest> {
 /// The requests in what a VMM with a disk sends, and the process for which its connection was made.
 pub fn disk_requests(bytes: &[u8], piece: usize) -> (Vec<ChunkRequest>, Option<u32>) {
     let (ours, theirs) = pair();
-    let mut peer = DiskPeer::new(ours, None);
+    let mut peer = DiskPeer::new(ours, None, Arc::default());
     let mut requests = Vec::new();
     send(&theirs, bytes, piece, || {
         if !peer.exchange(false) {
