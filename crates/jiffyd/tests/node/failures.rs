@@ -1,10 +1,11 @@
 //! VMMs and guests that fail or misbehave.
 
+use crate::client::Answer;
 use crate::daemon::{
     Daemon, bad_vm, command, eventually, id_of, kill, release_guest, shell, started, status_of, vm,
 };
 use jiffy_wire::agent::{ExecOutput, ExitStatus};
-use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
+use jiffy_wire::api::{ApiError, CreateVm, ErrorKind, Vm, VmState};
 use std::time::{Duration, Instant};
 
 fn named(name: &str, vm: CreateVm) -> CreateVm {
@@ -42,20 +43,23 @@ fn every_client_hears_why_the_vmm_could_not_build_the_vm() {
 #[test]
 fn a_detached_run_says_why_its_command_could_not_be_started() {
     let daemon = Daemon::start();
+    let failed = |answer: Answer, program: &str, code| {
+        assert_eq!(answer.status, ErrorKind::VmFailed.status());
+        let error: ApiError = serde_json::from_slice(&answer.body).unwrap();
+        assert_eq!(error.exit_code, Some(code), "{}", error.message);
+        assert!(error.message.contains(program), "{}", error.message);
+    };
     for (program, code) in [("/no/such/program", 127), ("/dev/null", 126)] {
-        for how in ["slow-report", "held-capture"] {
-            let asked = bad_vm(how, Some(command(&[program])));
-            let error = daemon.run_detached(asked).error(ErrorKind::VmFailed);
-            assert_eq!(error.exit_code, Some(code), "{how}: {}", error.message);
-            assert!(error.message.contains(program), "{}", error.message);
-        }
+        // The report of the command comes with that of being ready, or later.
+        let at_once = vm(command(&[program]));
+        failed(daemon.run_detached(at_once), program, code);
+        let later = bad_vm("slow-report", Some(command(&[program])));
+        failed(daemon.run_detached(later), program, code);
     }
-    daemon.create(&named(
-        "bad",
-        bad_vm("slow-report", Some(command(&["/no/x"]))),
-    ));
+    let later = bad_vm("slow-report", Some(command(&["/no/such/program"])));
+    daemon.create(&named("bad", later));
     let answer = daemon.post("/v1/vms/bad/start", b"");
-    assert_eq!(answer.error(ErrorKind::VmFailed).exit_code, Some(127));
+    failed(answer, "/no/such/program", 127);
 }
 
 #[test]
