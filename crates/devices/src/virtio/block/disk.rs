@@ -232,30 +232,28 @@ impl Disk {
         self.fallocate(FallocateFlags::PUNCH_HOLE, range)
     }
 
-    /// Zeros a range; releases it to the file system only if `unmap`.
-    pub(super) fn write_zeroes(
-        &self,
-        scratch: &mut Scratch,
-        range: &Range<u64>,
-        unmap: bool,
-    ) -> io::Result<()> {
+    /// Zeros a range without writing it; releases it to the file system only if `unmap`. False if
+    /// the file system can't.
+    pub(super) fn zero(&self, range: &Range<u64>, unmap: bool) -> io::Result<bool> {
         let how = if unmap {
             FallocateFlags::PUNCH_HOLE
         } else {
             FallocateFlags::ZERO_RANGE
         };
         match self.fallocate(how, range) {
-            // Not every file system supports it.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                for start in range.clone().step_by(PIECE_BYTES) {
-                    scratch.check_stop()?;
-                    let bytes = (range.end - start).min(PIECE_BYTES as u64);
-                    scratch.bounce.write_zeros(&self.file, start, bytes)?;
-                }
-                Ok(())
-            }
-            result => result,
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
+            result => result.map(|()| true),
         }
+    }
+
+    /// Writes zeros to a range, which is on the disk.
+    pub(super) fn write_zeros(&self, scratch: &mut Scratch, range: &Range<u64>) -> io::Result<()> {
+        for start in range.clone().step_by(PIECE_BYTES) {
+            scratch.check_stop()?;
+            let bytes = (range.end - start).min(PIECE_BYTES as u64);
+            scratch.bounce.write_zeros(&self.file, start, bytes)?;
+        }
+        Ok(())
     }
 
     fn fallocate(&self, how: FallocateFlags, range: &Range<u64>) -> io::Result<()> {

@@ -72,7 +72,8 @@ impl Executor {
 
     /// Executes one request.
     ///
-    /// `admit` is called first, and may wait (rate limits); its error counts as a stop.
+    /// `admit` is called first, and again before zeros are written in place of a request to zero
+    /// ranges. It may wait (rate limits); its error counts as a stop.
     pub fn answer(
         &mut self,
         memory: &GuestMemory,
@@ -82,7 +83,7 @@ impl Executor {
         match self.buffers.parse(memory, chain) {
             Ok(request) => {
                 let admitted = admit(request.cost());
-                let done = admitted.and_then(|()| self.execute(memory, &request));
+                let done = admitted.and_then(|()| self.execute(memory, &request, admit));
                 self.finish(memory, request.status, done)
             }
             Err(refused) => {
@@ -127,7 +128,12 @@ impl Executor {
         }
     }
 
-    fn execute(&mut self, memory: &GuestMemory, request: &Request) -> io::Result<Progress> {
+    fn execute(
+        &mut self,
+        memory: &GuestMemory,
+        request: &Request,
+        admit: &mut dyn FnMut(Cost) -> io::Result<()>,
+    ) -> io::Result<Progress> {
         let bytes = request.data_bytes;
         let scratch = &mut self.scratch;
         match &request.operation {
@@ -162,7 +168,15 @@ impl Executor {
             Operation::WriteZeroes(ranges) => {
                 for range in ranges.as_slice() {
                     scratch.check_stop()?;
-                    self.disk.write_zeroes(scratch, &range.bytes, range.unmap)?;
+                    if self.disk.zero(&range.bytes, range.unmap)? {
+                        continue;
+                    }
+                    // It takes the disk as long as any write.
+                    admit(Cost {
+                        operations: 0,
+                        bytes: range.bytes.end - range.bytes.start,
+                    })?;
+                    self.disk.write_zeros(scratch, &range.bytes)?;
                 }
             }
         }

@@ -2,8 +2,12 @@ use super::driver::*;
 use crate::virtio::block::{Block, BlockOptions, BlockState, RestoreError, SECTOR};
 use crate::virtio::queue::RateLimit;
 use crate::virtio::testing::{Buffer, Running, copy_of};
+use jiffy_sys::memfd::{self, Pages};
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::Duration;
 
 #[test]
 fn requests_left_waiting_are_done_exactly_once_after_a_restore() {
@@ -121,6 +125,31 @@ fn a_new_limit_applies_to_a_waiting_request() {
     guest.device.ring(0);
     guest.device.device.set_limit(RateLimit::default());
     assert_eq!(guest.driver.wait_used().length, 513);
+}
+
+#[test]
+fn zeros_that_are_written_for_the_file_system_count_for_the_limit() {
+    // A memfd's file system can release ranges, but not zero them in another way.
+    let file = memfd::create("disk", 64 * SECTOR, Pages::Small).unwrap();
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let mut options = options(path.as_ref());
+    options.limit.bytes_per_second = NonZeroU64::new(1);
+    let mut guest = Guest::start(&options);
+    let is_answered = |guest: &mut Guest| {
+        guest.write_header(IN, 3);
+        guest.driver.add(&usual(&[Buffer::writable(DATA, 512)]));
+        guest.device.ring(0);
+        thread::sleep(Duration::from_millis(200));
+        guest.status() == OK
+    };
+    assert_eq!(guest.zero(WRITE_ZEROES, &[(1, 2, 1)]), (OK, 1));
+    assert_eq!(guest.zero(WRITE_ZEROES, &[(0, 64, 0)]), (OK, 1));
+    assert!(!is_answered(&mut guest), "the zeros cost half a day");
+    guest.device.device.set_limit(RateLimit::default());
+    assert_eq!(guest.driver.wait_used().length, 513);
+    guest.device.device.set_limit(options.limit);
+    assert_eq!(guest.zero(WRITE_ZEROES, &[(0, 64, 1)]), (OK, 1));
+    assert!(is_answered(&mut guest), "nothing was written");
 }
 
 #[test]
