@@ -2,7 +2,7 @@
 
 pub use jiffy_wire::text::list::command;
 pub use jiffy_wire::text::table::Table;
-pub use jiffy_wire::text::{age, harmless, size};
+pub use jiffy_wire::text::{age, harmless, harmless_json, size};
 
 /// The current Unix time, seconds.
 pub fn now() -> u64 {

@@ -1,6 +1,7 @@
 //! A recording of the scheduler as trace events.
 
 use super::perfetto::{microseconds, named};
+use crate::render::harmless_json;
 use jiffy_wire::api::{SchedRun, SchedThread, SchedTrace};
 use jiffy_wire::sched::Class;
 use serde_json::{Value, json};
@@ -61,7 +62,7 @@ pub fn sched_events(trace: &SchedTrace) -> String {
     text.push_str(&format!(
         "\n],\"displayTimeUnit\":\"ms\",\"otherData\":{other}}}\n"
     ));
-    text
+    harmless_json(text)
 }
 
 /// Events as text: there may be a million.
@@ -252,7 +253,7 @@ mod tests {
 
     #[test]
     fn hostile_names_are_escaped() {
-        let hostile = "a\"},\n{\"\\\u{1b}]0;\u{202e}";
+        let hostile = "a\"},\n{\"\\\u{1b}]0;\u{202e}\u{9b}";
         let trace = SchedTrace {
             cpus: vec![0],
             threads: vec![thread(4, 4, hostile, hostile, None)],
@@ -260,7 +261,7 @@ mod tests {
             ..SchedTrace::default()
         };
         let text = sched_events(&trace);
-        assert!(!text.contains('\u{1b}') && text.lines().count() == 5);
+        assert!(!text.contains(['\u{1b}', '\u{9b}']) && text.lines().count() == 5);
         let (events, _) = read(&trace);
         assert_eq!(events.len(), 3);
         assert_eq!(events[2]["name"], hostile);

@@ -4,6 +4,7 @@ use crate::args::MachineUse;
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Outcome, Result};
 use crate::place::{self, Folders, Found};
+use crate::render::harmless_json;
 use clap::ValueEnum;
 use serde::Serialize;
 use std::cell::Cell;
@@ -125,10 +126,15 @@ pub fn show(text: &str) -> Result<()> {
 
 /// Writes a value to stdout as JSON.
 pub fn show_json(value: &impl Serialize) -> Result<()> {
+    show(&pretty_json(value)?)
+}
+
+/// A value as JSON that can't control a terminal: a guest may have written parts of it.
+fn pretty_json(value: &impl Serialize) -> Result<String> {
     let mut text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::new(format!("the answer can't be written as JSON: {error}")))?;
     text.push('\n');
-    show(&text)
+    Ok(harmless_json(text))
 }
 
 /// Calls `act` with each name. Failures are reported, and the other names are still done.
@@ -150,4 +156,20 @@ pub async fn each(
         }
     }
     Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_does_not_control_the_terminal() {
+        let detail = "ended \u{9b}2J\u{1b}[2J";
+        let json = pretty_json(&[detail]).unwrap();
+        assert!(json.contains(r"ended \u009b2J\u001b[2J"), "{json}");
+        assert_eq!(
+            serde_json::from_str::<[String; 1]>(&json).unwrap(),
+            [detail]
+        );
+    }
 }

@@ -6,7 +6,7 @@ use crate::args::ListFormat;
 use crate::args::events::Events;
 use crate::client::{JsonLines, encoded};
 use crate::failure::{Failure, Kind, Outcome, Result};
-use crate::render::harmless;
+use crate::render::{harmless, harmless_json};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{Action, Event};
 
@@ -36,7 +36,7 @@ pub async fn events(context: &Context, events: Events) -> Result<Outcome> {
 fn json_line(event: &Event) -> Result<String> {
     let text = serde_json::to_string(event)
         .map_err(|error| Failure::new(format!("the event can't be written as JSON: {error}")))?;
-    Ok(text + "\n")
+    Ok(harmless_json(text + "\n"))
 }
 
 /// An event as one line of text.
@@ -84,14 +84,16 @@ mod tests {
             id: Some("0123456789ab".into()),
             name: "web".into(),
             exit: Some(ExitStatus::Code(3)),
-            detail: Some("The VMM\nended.".into()),
+            detail: Some("The VMM\nended.\u{9b}".into()),
         };
         assert_eq!(
             line(&event),
-            "2026-11-26T02:00:00.045Z  vm        exited      web  0123456789ab  status 3  The VMM\u{fffd}ended.\n"
+            "2026-11-26T02:00:00.045Z  vm        exited      web  0123456789ab  status 3  The VMM\u{fffd}ended.\u{fffd}\n"
         );
         event.time_ms = u64::MAX;
         assert!(line(&event).starts_with("18446744073709551615  vm "));
-        assert_eq!(json_line(&event).unwrap().matches('\n').count(), 1);
+        let json = json_line(&event).unwrap();
+        assert_eq!(json.matches('\n').count(), 1);
+        assert!(json.contains(r"ended.\u009b"), "{json}");
     }
 }

@@ -5,6 +5,7 @@ use super::context::{show, show_json};
 use crate::args::{self, TimelineFormat, TimelineOrder, TimelineOutput};
 use crate::client::vm_path;
 use crate::failure::{Failure, Outcome, Result};
+use crate::render::harmless_json;
 use crate::timeline::{Look, activity, blame, critical_chain, json, perfetto, table};
 use jiffy_wire::timeline::Timeline;
 use rustix::termios::{isatty, tcgetwinsize};
@@ -46,8 +47,8 @@ pub fn write(timeline: &Timeline, output: &TimelineOutput) -> Result<()> {
     };
     let text = match output.format {
         TimelineFormat::Table => table(timeline, look) + &activity(timeline),
-        TimelineFormat::Json => format!("{:#}\n", json(timeline)),
-        TimelineFormat::Perfetto => format!("{:#}\n", perfetto(timeline)),
+        TimelineFormat::Json => harmless_json(format!("{:#}\n", json(timeline))),
+        TimelineFormat::Perfetto => harmless_json(format!("{:#}\n", perfetto(timeline))),
     };
     match &output.file {
         Some(file) => std::fs::write(file, text).map_err(|error| {

@@ -11,17 +11,35 @@ use std::borrow::Cow;
 /// Replaces every control character of an untrusted text, so that a guest can't control the user's
 /// terminal.
 pub fn harmless(text: &str) -> Cow<'_, str> {
-    // Some terminals treat C1 controls like escape sequences; bidirectional overrides reorder the
-    // text.
-    let harmful =
-        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if is_plain(text.as_bytes()) {
         text.into()
-    } else if text.contains(harmful) {
-        text.replace(harmful, "\u{fffd}").into()
+    } else if text.contains(is_harmful) {
+        text.replace(is_harmful, "\u{fffd}").into()
     } else {
         text.into()
     }
+}
+
+/// Escapes what [`harmless`] replaces in JSON, whose writers escape only control characters of
+/// ASCII. Outside of strings, JSON has none of what is escaped.
+pub fn harmless_json(json: String) -> String {
+    let escaped = |c: char| is_harmful(c) && !matches!(c, '\n' | '\r' | '\t');
+    if !json.contains(escaped) {
+        return json;
+    }
+    let mut text = String::with_capacity(json.len() + 64);
+    for c in json.chars() {
+        match escaped(c) {
+            true => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => text.push(c),
+        }
+    }
+    text
+}
+
+/// Some terminals treat C1 controls like escape sequences; bidirectional overrides reorder the text.
+fn is_harmful(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Is the text printable ASCII only? Then each byte is one column, and none is harmful.
@@ -105,6 +123,18 @@ fn push_number(text: &mut String, number: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_has_no_controls_and_the_same_contents() {
+        let text = "ä\u{7f}\u{80}\u{9b}31m\u{9f}\u{a0}\u{202e}\t\n";
+        let json = serde_json::to_string_pretty(&[text]).unwrap();
+        let safe = harmless_json(json.clone());
+        assert!(safe.contains(r"ä\u007f\u0080\u009b31m\u009f"), "{safe}");
+        assert_eq!(harmless(&safe.replace('\n', "")), safe.replace('\n', ""));
+        assert_eq!(serde_json::from_str::<[String; 1]>(&safe).unwrap(), [text]);
+        let plain = serde_json::to_string_pretty(&["ä", "b"]).unwrap();
+        assert_eq!(harmless_json(plain.clone()), plain);
+    }
 
     #[test]
     fn escapes_do_not_reach_the_terminal() {
