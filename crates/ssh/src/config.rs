@@ -11,9 +11,21 @@ use std::path::{Path, PathBuf};
 /// Suffix of a VM's name in its host name for ssh.
 pub const SUFFIX: &str = ".jiffy";
 
-/// The VM's name in a host name for ssh.
-pub fn vm_name(host: &str) -> &str {
-    host.strip_suffix(SUFFIX).unwrap_or(host)
+/// Longest name of a VM, bytes.
+const MAX_NAME: usize = 63;
+
+/// The VM's name, or its id, in a host name for ssh. What can be neither is refused.
+pub fn vm_name(host: &str) -> Result<&str> {
+    let name = host.strip_suffix(SUFFIX).unwrap_or(host);
+    let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    let begins_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    match begins_well && name.len() <= MAX_NAME && name.chars().all(is_good) {
+        true => Ok(name),
+        false => Err(
+            Failure::new(format!("{host:?} is not the name or the id of a VM"))
+                .hint("names have up to 63 letters, digits, `_`, `.` and `-`"),
+        ),
+    }
 }
 
 /// `jiffy ssh-config`
@@ -52,8 +64,8 @@ impl Settings {
     fn with(jiffy: &Jiffy, identity: &Path, time: WaitTime) -> Result<Settings> {
         let identity = quoted(identity)?;
         let proxy = match time.wait {
-            Some(wait_s) => format!("ssh-proxy --wait={wait_s}s -- %n"),
-            None => "ssh-proxy -- %n".to_owned(),
+            Some(wait_s) => format!("ssh-proxy --wait={wait_s}s -- '%n'"),
+            None => "ssh-proxy -- '%n'".to_owned(),
         };
         Ok(Settings(vec![
             ("ProxyCommand", jiffy.for_the_shell(&proxy)?),
@@ -183,7 +195,7 @@ mod tests {
         )
         .unwrap();
         assert!(
-            settings.0[0].1.ends_with("ssh-proxy --wait=30s -- %n"),
+            settings.0[0].1.ends_with("ssh-proxy --wait=30s -- '%n'"),
             "{:?}",
             settings.0[0]
         );
@@ -199,8 +211,32 @@ mod tests {
     }
 
     #[test]
+    fn only_names_of_vms_are_accepted() {
+        let long = "a".repeat(MAX_NAME);
+        for good in ["web", "0123456789ab", "a.b-c_d", &long] {
+            assert_eq!(vm_name(good).unwrap(), good);
+        }
+        let too_long = "a".repeat(MAX_NAME + 1);
+        for bad in [
+            "",
+            ".jiffy",
+            "-x",
+            "web;reboot",
+            "we b",
+            "we'b",
+            "$(x)",
+            "a/../b",
+            "wéb",
+            &too_long,
+        ] {
+            let failure = vm_name(bad).unwrap_err();
+            assert!(failure.message.contains("is not the name"), "{bad}");
+        }
+    }
+
+    #[test]
     fn the_suffix_is_optional() {
-        assert_eq!(vm_name("web.jiffy"), "web");
-        assert_eq!(vm_name("web"), "web");
+        assert_eq!(vm_name("web.jiffy").unwrap(), "web");
+        assert_eq!(vm_name("web").unwrap(), "web");
     }
 }

@@ -68,7 +68,7 @@ pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
 }
 
 async fn find(client: &Client, name: &str) -> Result<Vm> {
-    client.get(&vm_path(vm_name(name), "")).await
+    client.get(&vm_path(vm_name(name)?, "")).await
 }
 
 /// A non-blocking descriptor of the same pipe or socket.
