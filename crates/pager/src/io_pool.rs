@@ -13,6 +13,7 @@
 
 use crate::scratch::Scratch;
 use jiffy_store::Stop;
+use jiffy_sys::log_limit::LogLimit;
 use jiffy_sys::mutex::{lock, unpoisoned};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -229,6 +230,8 @@ impl State {
 impl Shared {
     /// Wakes a thread, or starts one if too few are spare.
     fn call(self: &Arc<Self>, state: &mut State) {
+        // Each request of a VMM may cause the message.
+        static LOG: LogLimit = LogLimit::new();
         let most = MAX_THREADS + state.for_events();
         if state.spare() < state.wanted_threads() && state.threads < most {
             let shared = self.clone();
@@ -238,7 +241,10 @@ impl Shared {
             match thread {
                 Ok(_) => state.threads += 1,
                 // The threads that exist do the task, if there are any.
-                Err(error) => tracing::error!(%error, "a thread of the I/O pool cannot be started"),
+                Err(error) if LOG.admits() => {
+                    tracing::error!(%error, "a thread of the I/O pool cannot be started");
+                }
+                Err(_) => {}
             }
         }
         self.changed.notify_one();

@@ -32,6 +32,7 @@ use crate::working_set::{WorkingSet, WorkingSets};
 use client::Client;
 use disks::ServedDisk;
 use images::Images;
+use jiffy_sys::log_limit::LogLimit;
 use opening::{Opened, Opening};
 use recorder::Recorder;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -332,6 +333,8 @@ impl Server {
 
     /// Reads the working set of a VM's image into memory for later VMs.
     fn read_working_set(&mut self, name: &str) {
+        // It is tried again for each VMM that connects.
+        static LOG: LogLimit = LogLimit::new();
         let Some((key, image)) = self.served.get(name).and_then(Served::image) else {
             return;
         };
@@ -350,13 +353,18 @@ impl Server {
             let set = image
                 .working_set()
                 .and_then(|chunks| WorkingSet::read(&*image, &chunks, &mut Scratch::default()));
-            let set =
-                set.inspect_err(|error| tracing::warn!("a working set can't be read: {error}"));
+            let set = set.inspect_err(|error| {
+                if LOG.admits() {
+                    tracing::warn!("a working set can't be read: {error}");
+                }
+            });
             let set = set.ok();
             notifier.send(Notice::WorkingSet { image: key, set });
         });
         if let Err(error) = begun {
-            tracing::warn!(error, "a working set is not kept in memory");
+            if LOG.admits() {
+                tracing::warn!(error, "a working set is not kept in memory");
+            }
             self.working_sets.keep(key, None);
         }
     }
