@@ -116,7 +116,7 @@ fn in_path(rest: &str) -> Result<Target, String> {
     let end = rest.find(['/', '?']).unwrap_or(rest.len());
     let (number, rest) = rest.split_at(end);
     let port = port_of(number)
-        .filter(|_| !vm.is_empty())
+        .filter(|_| !vm.is_empty() && !vm.contains('?'))
         .ok_or_else(wrong)?;
     let path = match rest.starts_with('/') {
         true => rest.to_owned(),
@@ -201,6 +201,7 @@ mod tests {
             "/vm//80/",
             "/vm/web/x/",
             "/vm/web/0/",
+            "/vm/web?a/80",
         ] {
             assert!(
                 of(wrong, &host).unwrap_err().contains("NAME/PORT"),
