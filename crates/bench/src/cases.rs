@@ -12,6 +12,7 @@ use crate::machine::{Machine, PROBE, VMM};
 use crate::network;
 use crate::peers::{Boot, Peer};
 use crate::plan::{Case, IMAGE, Kind, LazyMode, Outcome, RECORDING, Sample, VSOCK};
+use crate::proxy;
 use crate::replay;
 use crate::verbs;
 use anyhow::{Context, Result, ensure};
@@ -198,10 +199,12 @@ fn measure_in(
                 files.extend(images.additions);
             }
             cases.extend(network::cases(runs));
+            cases.extend(proxy::cases(runs));
             files.extend(network::additions()?);
             // These are last, because they take longer than all others together.
             if long {
                 cases.push(verbs::list_case());
+                cases.push(verbs::sleepers_case());
                 cases.extend(bursts);
                 let plain = vmm_config(PLAIN_KERNEL);
                 let kernels = network::Kernels {

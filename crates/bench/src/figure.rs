@@ -211,6 +211,8 @@ pub const GOALS: &[Goal] = &[
     promise("net/host-setup", INSTRUCTIONS, Bound::AtMost(1e6)),
     promise("net/cold/tcp", INSTRUCTIONS, Bound::AtMost(36e6)),
     promise("net/golden/tcp", INSTRUCTIONS, Bound::AtMost(11e6)),
+    aim("proxy/wake/first-byte", INSTRUCTIONS, Bound::AtMost(14e6)),
+    aim("proxy/rtt/overhead", INSTRUCTIONS, Bound::AtMost(0.25e6)),
     // At least as good as the better of the two.
     at_least_as(QEMU, "net/tx/instructions-per-mib"),
     at_least_as(QEMU, "net/tx-8/instructions-per-mib"),
@@ -236,6 +238,17 @@ pub const GOALS: &[Goal] = &[
         Bound::AtMost(64.0 * MIB),
     ),
     aim("node/vms/1000/ps", INSTRUCTIONS, Bound::AtMost(5e6)),
+    aim(
+        "node/sleepers/10000/memory",
+        "bytes",
+        Bound::AtMost(128.0 * MIB),
+    ),
+    // 2 s of a processor that executes an instruction in a nanosecond.
+    aim(
+        "node/sleepers/10000/start",
+        INSTRUCTIONS,
+        Bound::AtMost(2e9),
+    ),
     aim(
         "node/burst/10/golden/many-programs/ratio",
         "times",

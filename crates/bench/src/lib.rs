@@ -10,6 +10,7 @@
 //! * [`disk`]: cases of disks.
 //! * [`folder`]: cases of shared folders.
 //! * [`network`]: cases of VMs' network.
+//! * [`proxy`]: cases of the node's HTTP proxy.
 //! * [`image`]: cases of images from registries.
 //! * [`figure`]: medians and percentiles, and goals.
 //! * [`charts`]: charts of single runs.
@@ -22,6 +23,7 @@
 //! * [`peers`]: other VMMs that are on PATH.
 //! * [`host_files`]: programs, libraries and kernel modules of this host, for the machine.
 //! * [`traffic`]: what passes between a measuring guest and the host.
+//! * [`http`]: HTTP between the two.
 //! * [`work`]: what a measuring guest does in a shared folder.
 //! * [`link`]: a link's address.
 
@@ -34,6 +36,7 @@ pub mod disk;
 pub mod figure;
 pub mod folder;
 pub mod host_files;
+pub mod http;
 pub mod image;
 pub mod import;
 pub mod link;
@@ -44,6 +47,7 @@ pub mod peers;
 pub mod plan;
 pub mod plot;
 pub mod probe;
+pub mod proxy;
 pub mod replay;
 pub mod report;
 pub mod running;

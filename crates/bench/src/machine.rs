@@ -2,6 +2,7 @@
 
 use crate::figure::Clock;
 use crate::plan::{Case, Kind, Outcome, Scheduler};
+use crate::proxy;
 use anyhow::{Context, Result};
 use jiffy_machine::image::build::Addition;
 use jiffy_testkit::{Lab, LabOptions, host_kernel};
@@ -117,7 +118,8 @@ impl Machine {
             .command([PROBE])
             .env("JIFFY_MACHINE", "never")
             // Peers are measured without a network, so Jiffy is as well by default.
-            .env("JIFFY_NETWORK", &network);
+            .env("JIFFY_NETWORK", &network)
+            .env(proxy::VARIABLE, &proxy::ADDRESS.to_string());
         if let Ok(jail) = std::env::var(JAIL) {
             command = command.env(JAIL, &jail);
         }
@@ -128,7 +130,7 @@ impl Machine {
             .stdin(serde_json::to_vec(case)?)
             .time_limit(match case.kind {
                 Kind::Burst { .. } => BURST_TIME,
-                Kind::Clones { .. } | Kind::List { .. } => MANY_TIME,
+                Kind::Clones { .. } | Kind::List { .. } | Kind::Sleepers { .. } => MANY_TIME,
                 _ => CASE_TIME,
             })
             .keep_output()

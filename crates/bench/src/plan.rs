@@ -159,6 +159,14 @@ pub enum Kind {
     },
     /// A VM's network.
     Network(Network),
+    /// Requests by the node's HTTP proxy.
+    Proxy(ProxyUse),
+    /// Restarts the daemon of a node with many hibernated VMs, some of which have published ports.
+    /// Counters [`DAEMON_START`] and [`DAEMON_BYTES`].
+    Sleepers {
+        /// Number of VMs.
+        count: u32,
+    },
     /// From spawn to exit with status 0.
     ToExit {
         /// An image that is pulled before the first run.
@@ -205,6 +213,16 @@ pub enum Network {
         /// What passes.
         traffic: Traffic,
     },
+}
+
+/// What to measure of the proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProxyUse {
+    /// From a request for a VM that sleeps to the first byte of its answer.
+    Wake,
+    /// What the proxy adds to a request for a VM that is awake; the client keeps its connection.
+    Overhead,
 }
 
 /// How a VM starts.
@@ -366,6 +384,9 @@ pub const WAKE_UPS: &str = "wake_ups_per_thousand_seconds";
 
 /// Counter: resident memory of the daemon, bytes.
 pub const DAEMON_BYTES: &str = "daemon_bytes";
+
+/// Counter: time from the command that starts the daemon to its answer.
+pub const DAEMON_START: &str = "daemon_start_ns";
 
 /// Counter: instructions of a list of all VMs.
 pub const LIST: &str = "list_instructions";

@@ -1,7 +1,9 @@
 //! Cases that use the `jiffy` command.
 
 use crate::figure::{Clock, Figure};
-use crate::plan::{BYTES, Case, DAEMON_BYTES, INSTRUCTIONS, Kind, LIST, Sample, WAKE_UPS};
+use crate::plan::{
+    BYTES, Case, DAEMON_BYTES, DAEMON_START, INSTRUCTIONS, Kind, LIST, Sample, WAKE_UPS,
+};
 
 /// `jiffy run -- true` with a running daemon.
 pub const RUN: &str = "run/cold/answer";
@@ -19,7 +21,7 @@ pub const EXEC: &str = "exec/answer";
 pub const SNAPSHOT_BYTES: &str = "snapshot/idle-128/bytes";
 /// Memory that only an idle clone has.
 pub const CLONE_MEMORY: &str = "clone/unique-memory";
-/// Prefix of the names of figures of a thousand VMs.
+/// Prefix of the names of figures of many VMs.
 pub const MANY: &str = "node/";
 /// Memory of the host per clone, everything included.
 pub const CLONES_MEMORY: &str = "node/clones/1000/memory";
@@ -27,6 +29,10 @@ pub const CLONES_MEMORY: &str = "node/clones/1000/memory";
 const CLONES_DAEMON: &str = "node/clones/1000/daemon-memory";
 /// `jiffy ps --all` of a thousand VMs, of which none runs.
 pub const LIST_ALL: &str = "node/vms/1000/ps";
+/// Memory of the daemon with ten thousand hibernated VMs.
+pub const SLEEPERS_MEMORY: &str = "node/sleepers/10000/memory";
+/// Start of the daemon with these VMs.
+const SLEEPERS_START: &str = "node/sleepers/10000/start";
 /// Instructions of an idle VM: guest, VMM, daemon and host kernel.
 pub const IDLE: &str = "vm/idle/instructions-per-second";
 /// Wake-ups of an idle VM.
@@ -161,6 +167,17 @@ pub(crate) fn list_case() -> Case {
     }
 }
 
+/// A node with many hibernated VMs, once: making them takes minutes.
+pub(crate) fn sleepers_case() -> Case {
+    Case {
+        name: SLEEPERS_MEMORY.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::Sleepers { count: 10_000 },
+        runs: 1,
+        warm_up: 0,
+    }
+}
+
 /// Figures that are a counter of this case: name, unit and counter of each.
 pub(crate) fn counters_of(
     case: &str,
@@ -171,6 +188,13 @@ pub(crate) fn counters_of(
         (CLONES_MEMORY, CLONES_MEMORY, "bytes", BYTES),
         (CLONES_MEMORY, CLONES_DAEMON, "bytes", DAEMON_BYTES),
         (LIST_ALL, LIST_ALL, "instructions", LIST),
+        (SLEEPERS_MEMORY, SLEEPERS_MEMORY, "bytes", DAEMON_BYTES),
+        (
+            SLEEPERS_MEMORY,
+            SLEEPERS_START,
+            "instructions",
+            DAEMON_START,
+        ),
     ];
     let of_case = all.into_iter().filter(move |counter| counter.0 == case);
     of_case.map(|(_, figure, unit, counter)| (figure, unit, counter))
@@ -213,5 +237,22 @@ pub(crate) fn at_once((count, name): (u32, &str)) -> Case {
             _ => 2,
         },
         warm_up: if count == 1 { 2 } else { 1 },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::GOALS;
+
+    #[test]
+    fn the_case_of_many_sleeping_vms_has_two_figures_with_goals() {
+        let figures = counters_of(&sleepers_case().name);
+        let figures: Vec<_> = figures.map(|(figure, unit, _)| (figure, unit)).collect();
+        assert_eq!(figures.len(), 2);
+        for (figure, unit) in figures {
+            let mut goals = GOALS.iter();
+            assert!(goals.any(|goal| (goal.case, goal.unit) == (figure, unit)));
+        }
     }
 }

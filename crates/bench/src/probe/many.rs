@@ -129,15 +129,15 @@ fn check_nothing_left() -> Result<()> {
 }
 
 /// Activity of the machine during a measurement.
-struct Activity {
+pub(super) struct Activity {
     /// Time in which its CPU was not idle.
-    busy_ns: u64,
+    pub(super) busy_ns: u64,
     /// Voluntary context switches of the processes' threads.
     wake_ups: u64,
 }
 
 /// A measurement that has begun.
-struct Watch<'a> {
+pub(super) struct Watch<'a> {
     processes: &'a [u32],
     idle_ns: u64,
     sleeps: u64,
@@ -145,7 +145,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    fn begin(processes: &[u32]) -> Result<Watch<'_>> {
+    pub(super) fn begin(processes: &[u32]) -> Result<Watch<'_>> {
         let (idle_ns, sleeps) = (idle_ns()?, voluntary_switches(processes)?);
         Ok(Watch {
             processes,
@@ -155,7 +155,7 @@ impl Watch<'_> {
         })
     }
 
-    fn end(self) -> Result<Activity> {
+    pub(super) fn end(self) -> Result<Activity> {
         let (idle, end) = (idle_ns()?, super::now_ns());
         Ok(Activity {
             busy_ns: (end - self.begin_ns).saturating_sub(idle - self.idle_ns),
@@ -202,13 +202,18 @@ fn voluntary_switches(processes: &[u32]) -> Result<u64> {
     Ok(sum)
 }
 
-pub(super) fn pid_of(vm: &str) -> Result<u32> {
+/// What the node says about a VM.
+pub(super) fn vm_of(vm: &str) -> Result<Vm> {
     let found: Vec<Vm> = serde_json::from_slice(&jiffy(&["inspect", vm])?)?;
-    let pid = found.first().and_then(|vm| vm.pid);
-    pid.context("the VM has no process")
+    let first = found.into_iter().next();
+    first.context("the VM is not listed")
 }
 
-fn daemon() -> Result<u32> {
+pub(super) fn pid_of(vm: &str) -> Result<u32> {
+    vm_of(vm)?.pid.context("the VM has no process")
+}
+
+pub(super) fn daemon() -> Result<u32> {
     let found = processes("jiffyd")?;
     found.first().copied().context("jiffyd does not run")
 }
@@ -231,7 +236,7 @@ fn available_bytes() -> Result<u64> {
 }
 
 /// The number of a line that begins with `name`, as in proc(5)'s status and meminfo.
-fn number_of(file: &Path, name: &str) -> Result<u64> {
+pub(super) fn number_of(file: &Path, name: &str) -> Result<u64> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
     number_in(&text, name).with_context(|| format!("{name} is not in {}", file.display()))
 }

@@ -16,7 +16,9 @@ mod marker_time;
 mod marks;
 mod network;
 mod node;
+mod proxy;
 mod restore;
+mod sleepers;
 
 use crate::plan::{Case, Kind, MARKER, Outcome, Sample, VSOCK};
 use crate::running::Running;
@@ -115,6 +117,8 @@ fn run_once(kind: &Kind, run: u32, state: &mut CaseState) -> Result<Vec<Sample>>
         Kind::CreateRoot { bytes } => disk::create_root(*bytes),
         Kind::CloneRoot { bytes } => disk::clone_root(run, *bytes),
         Kind::Network(what) => network::run(what, run, network),
+        Kind::Proxy(what) => proxy::run(*what, run),
+        Kind::Sleepers { count } => sleepers::measure(*count),
         Kind::ToMarker { argv, ram_mib } => to_marker(&fill_in(argv, run), *ram_mib),
         Kind::AtOnce {
             count,

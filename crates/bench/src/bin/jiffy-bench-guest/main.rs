@@ -1,5 +1,5 @@
 //! The program in measured guests. As PID 1 it reads a disk, works in a shared folder or serves
-//! traffic, as the kernel's parameters say; as another program it is a TCP server.
+//! traffic, as the kernel's parameters say; as another program it is a TCP server, or one of HTTP.
 
 mod disk;
 mod folder;
@@ -7,7 +7,7 @@ mod network;
 
 use anyhow::Result;
 use jiffy_bench::plan::FAILURE;
-use jiffy_bench::{traffic, work};
+use jiffy_bench::{http, traffic, work};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
@@ -16,7 +16,12 @@ const COM1: u64 = 0x3f8;
 
 fn main() {
     if std::process::id() != 1 {
-        if let Err(error) = network::answer() {
+        let is_http = std::env::args().nth(1).as_deref() == Some(http::ARGUMENT);
+        let served = match is_http {
+            true => network::answer_in_http(),
+            false => network::answer(),
+        };
+        if let Err(error) = served {
             eprintln!("{error:#}");
             std::process::exit(1);
         }

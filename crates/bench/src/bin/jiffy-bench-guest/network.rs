@@ -2,9 +2,9 @@
 
 use crate::say;
 use anyhow::Result;
-use jiffy_bench::link;
 use jiffy_bench::plan::MARKER;
 use jiffy_bench::traffic::{self, ANSWER, ANSWER_PORT, GUEST, PREFIX, Server};
+use jiffy_bench::{http, link};
 use std::fs::File;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
@@ -24,4 +24,9 @@ pub fn answer() -> Result<()> {
     stdout.write_all(&[ANSWER, b'\n'])?;
     stdout.flush()?;
     traffic::answer(&listener)
+}
+
+/// As the first command of a VM: a server of HTTP.
+pub fn answer_in_http() -> Result<()> {
+    http::serve(&TcpListener::bind((Ipv4Addr::UNSPECIFIED, http::PORT))?)
 }

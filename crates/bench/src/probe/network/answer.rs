@@ -46,7 +46,7 @@ pub fn to_answer(start: Start, run: u32) -> Result<Sample> {
 }
 
 /// An image with the server, and with the programs that nearly every image has.
-fn import_image() -> Result<()> {
+pub fn import_image() -> Result<()> {
     if output(&["image", "inspect", IMAGE])?.status.success() {
         return Ok(());
     }
@@ -158,7 +158,7 @@ pub fn peer_to_answer(host: &HostCommands, argv: &[String]) -> Result<Sample> {
 }
 
 /// Connects and reads the answer.
-fn ask(address: Ipv4Addr, port: u16) -> Result<()> {
+pub fn ask(address: Ipv4Addr, port: u16) -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&SocketAddr::from((address, port)), TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     let mut byte = [0];

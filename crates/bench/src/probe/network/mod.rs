@@ -8,6 +8,8 @@ mod answer;
 mod host;
 mod streams;
 
+pub use answer::{ask, import_image};
+
 use super::command;
 use crate::network::MODULES;
 use crate::plan::{Network, Sample};
