@@ -199,12 +199,13 @@ fn measure_in(
                 files.extend(images.additions);
             }
             cases.extend(network::cases(runs));
-            cases.extend(proxy::cases(runs));
+            cases.push(proxy::wake_case(runs));
             files.extend(network::additions()?);
             // These are last, because they take longer than all others together.
             if long {
                 cases.push(verbs::list_case());
                 cases.push(verbs::sleepers_case());
+                cases.push(proxy::overhead_case(runs));
                 cases.extend(bursts);
                 let plain = vmm_config(PLAIN_KERNEL);
                 let kernels = network::Kernels {

@@ -7,6 +7,7 @@ use crate::folder;
 use crate::image;
 use crate::network;
 use crate::plan::Outcome;
+use crate::proxy;
 use crate::verbs::{EXEC, IDLE, IDLE_WAKE_UPS, MANY, RUN_DETACHED, RUN_GOLDEN};
 
 /// How much worse a figure may get. Its median is compared with the committed 90th percentile, so
@@ -39,7 +40,7 @@ pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
 }
 
 /// Complaints about figures that are missing or got worse. Not compared: wall-clock figures
-/// (noise), peers, disk reads, shared folders, traffic and a thousand VMs (all take long), ratios
+/// (noise), peers, disk reads, shared folders, traffic and many VMs (all take long), ratios
 /// (their parts are).
 fn regressions<'a>(
     committed: &'a [Figure],
@@ -49,6 +50,7 @@ fn regressions<'a>(
         .iter()
         .filter(|old| old.monitor == "jiffy" && old.clock != Clock::Wall)
         .filter(|old| !disk::is_reading(&old.case) && !network::is_traffic(&old.case))
+        .filter(|old| !proxy::is_traffic(&old.case))
         .filter(|old| !folder::is_work(&old.case))
         .filter(|old| old.unit != "times")
         .filter(|old| !old.case.starts_with(MANY));
