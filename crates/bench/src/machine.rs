@@ -119,6 +119,7 @@ impl Machine {
             .env("JIFFY_MACHINE", "never")
             // Peers are measured without a network, so Jiffy is as well by default.
             .env("JIFFY_NETWORK", &network)
+            // A daemon serves several cases, so that of each has a proxy.
             .env(proxy::VARIABLE, &proxy::ADDRESS.to_string());
         if let Ok(jail) = std::env::var(JAIL) {
             command = command.env(JAIL, &jail);
