@@ -191,6 +191,16 @@ pub struct Options {
     /// slowed down [default: 5%, at least 128M and at most 4G]
     #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_RESERVE")]
     pub memory_reserve: Option<Limit>,
+    /// Hibernated VMs with no more memory in use than this keep it as it is on disk, and wake several
+    /// times faster; with more, it is compressed. 0: it always is
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "JIFFY_HIBERNATE_RAW",
+        default_value = "64M",
+        value_parser = jiffy_content::room::parse_bytes
+    )]
+    pub hibernate_raw: u64,
     /// What schedules this host. `kernel`: its own scheduler, by nice values. `sched-ext`:
     /// jiffy-sched, so that VMs start sooner on a busy host (docs/scheduler.md); needs root and
     /// Linux 6.12 with sched_ext. If that can't be used, it is logged, and the kernel's is
@@ -313,6 +323,7 @@ impl Options {
             jailed: self.jail,
             cache: self.cache,
             reserve: self.memory_reserve,
+            hibernate_raw: self.hibernate_raw,
             room: room::Settings {
                 memory: self.memory_limit,
                 overcommit: self.overcommit()?,

@@ -123,6 +123,8 @@ pub struct Config {
     pub cache: Limit,
     /// Memory that VMs leave to the host, 0 for none; `None` for the default.
     pub reserve: Option<Limit>,
+    /// Most data in the memory of a hibernated VM that is not compressed, bytes.
+    pub hibernate_raw: u64,
     /// Memory and vCPUs of all VMs, and the queue of requests for them.
     pub room: room::Settings,
     /// Whether `jiffy-sched` schedules the host.
@@ -164,6 +166,7 @@ pub struct Node {
     watches: Watches,
     /// Memory that VMs leave to the host.
     reserve: Option<Limit>,
+    hibernate_raw: u64,
     /// VMs from which memory is being reclaimed.
     pressure: Pressure,
     /// Notifies that the cache may exceed its limit.
@@ -226,6 +229,7 @@ impl Node {
             beginning: RwLock::default(),
             watches: Watches::default(),
             reserve: config.reserve,
+            hibernate_raw: config.hibernate_raw,
             pressure: Pressure::default(),
             trim: Arc::default(),
             traced: Notify::new(),

@@ -64,8 +64,9 @@ pub fn remove_hibernated_memory(vm_folder: &Path, root: Option<&Root>) {
         let _ = remove_in_background(&folder);
         return;
     }
-    let memory = memory::file_in(&folder, MemoryForm::Image);
-    let _ = fs::remove_file(memory);
+    for form in [MemoryForm::Image, MemoryForm::Raw] {
+        let _ = fs::remove_file(memory::file_in(&folder, form));
+    }
     remove_woken_state(vm_folder);
 }
 

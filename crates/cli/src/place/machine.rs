@@ -15,11 +15,12 @@ use std::time::Duration;
 /// Where the keys of signed images are; see `jiffyd --signed`.
 const SIGNED: &str = "JIFFY_SIGNED";
 /// Other variables of jiffyd that the one in the machine does not get.
-const UNKNOWN_THERE: [&str; 22] = [
+const UNKNOWN_THERE: [&str; 23] = [
     "JIFFY_CACHE",
     "JIFFY_CONNECTIONS",
     "JIFFY_CPU_SHARE",
     "JIFFY_JAIL",
+    "JIFFY_HIBERNATE_RAW",
     "JIFFY_MEMORY_LIMIT",
     "JIFFY_MEMORY_OVERCOMMIT",
     "JIFFY_MEMORY_RESERVE",

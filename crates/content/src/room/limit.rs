@@ -45,6 +45,11 @@ impl FromStr for Limit {
     }
 }
 
+/// A size in bytes, like `64M`.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    parse_size(text, 1).ok_or_else(|| format!("expected a size, like 64M, and not {text:?}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,6 +62,7 @@ mod tests {
         assert_eq!(limit("20G"), Ok(Limit::Bytes(20 << 30)));
         for wrong in ["", "G", "101%", "-1", "99999999T", "1.5G", "ä"] {
             assert!(limit(wrong).is_err(), "{wrong}");
+            assert!(parse_bytes(wrong).is_err(), "{wrong}");
         }
         let all = Limit::Percent(100).of_disk(Path::new("/")).unwrap();
         let tenth = Limit::Percent(10).of_disk(Path::new("/")).unwrap();

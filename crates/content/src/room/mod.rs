@@ -7,4 +7,4 @@ pub mod disk;
 mod limit;
 pub mod memory;
 
-pub use limit::Limit;
+pub use limit::{Limit, parse_bytes};

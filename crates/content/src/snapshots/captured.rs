@@ -15,7 +15,7 @@ const MAX_LAYOUT: u64 = 256 << 20;
 const LAYOUT_PER_PAGE: u64 = 64;
 const LAYOUT_BESIDES: u64 = 64 << 10;
 /// Bytes of a page.
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 
 /// A captured VM: the contents of these files never change.
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! Writes RAM of captured VMs to disk.
 
-use super::captured::Captured;
+use super::captured::{Captured, PAGE};
 use crate::error::{Error, Result};
 use crate::room::disk::Room;
 use jiffy_store::Outline;
@@ -84,6 +84,28 @@ fn bytes_of_data(source: &impl ChunkSource, chunk: u64) -> io::Result<u64> {
     Ok(bytes)
 }
 
+/// Bytes of a captured VM's RAM that are not holes: blocking.
+pub fn data_bytes(captured: &Captured) -> Result<u64> {
+    bytes_of_data(&ram_of(captured)?, PAGE).map_err(unreadable)
+}
+
+fn unreadable(error: io::Error) -> Error {
+    Error::vm_failed(format!(
+        "The memory of the VM can't be read as its VMM described it: {error}."
+    ))
+}
+
+fn ram_of(captured: &Captured) -> Result<LayeredFile> {
+    let layout = captured.layout().map_err(unreadable)?;
+    let layers = captured
+        .layers
+        .iter()
+        .map(|layer| Ok(File::from(layer.try_clone()?)))
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(unreadable)?;
+    LayeredFile::new(layers, &layout).map_err(unreadable)
+}
+
 /// Writes RAM, synced, and returns the bytes it takes on disk, or refuses if there may be no room:
 /// blocking.
 pub fn write(
@@ -93,19 +115,7 @@ pub fn write(
     sources: DedupSources<'_>,
     room: &Room,
 ) -> Result<u64> {
-    let unreadable = |error: io::Error| {
-        Error::vm_failed(format!(
-            "The memory of the VM can't be read as its VMM described it: {error}."
-        ))
-    };
-    let layout = captured.layout().map_err(unreadable)?;
-    let layers = captured
-        .layers
-        .iter()
-        .map(|layer| Ok(File::from(layer.try_clone()?)))
-        .collect::<io::Result<Vec<_>>>()
-        .map_err(unreadable)?;
-    let ram = LayeredFile::new(layers, &layout).map_err(unreadable)?;
+    let ram = ram_of(captured)?;
     let base = sources.base.filter(|_| form == MemoryForm::Image);
     let base = base.and_then(|base| {
         let folder = target.parent().unwrap_or(Path::new("."));

@@ -96,6 +96,8 @@ impl Daemon {
             .arg(path("share"))
             .args(&self.options)
             .env("RUST_LOG", "debug")
+            // Memory that the pager serves is what can go wrong.
+            .env("JIFFY_HIBERNATE_RAW", "0")
             .stdin(Stdio::null());
         if self.isolates {
             command.env("JIFFY_VM_NETWORK", "on");

@@ -1,7 +1,7 @@
 //! Hibernate and wake: a VM's memory is on disk instead of in a VMM.
 
 use super::limits::current_spec;
-use super::operation::{Caller, Stopwatch, for_clients};
+use super::operation::{Caller, Stopwatch, for_clients, join_result};
 use super::queue::another_waits;
 use super::snapshot::write;
 use super::{Node, balloon, is_paused};
@@ -9,7 +9,9 @@ use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Root;
 use jiffy_content::room::memory::Amount;
+use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::draft::Draft;
+use jiffy_content::snapshots::memory;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_sys::priority::AWAITED;
 use jiffy_vmhost::folders;
@@ -29,6 +31,8 @@ use tracing::{info, warn};
 
 /// MiB that the balloon leaves to the guest, whose init has to run until the capture.
 const LEFT_FREE: u64 = 8;
+/// How long the balloon of a woken guest waits for its first answer.
+const ANSWER_TIME: Duration = Duration::from_millis(50);
 /// Time limit of the balloon.
 const SQUEEZE_TIME: Duration = Duration::from_secs(30);
 
@@ -105,6 +109,7 @@ impl Node {
             self.complete(vm).await?;
             drop(room);
             let captured = self.capture(vm, false, &mut watch).await?;
+            manifest.memory = self.form_of(&captured).await?;
             manifest.note_processor(self.processor_of(vm).await);
             // The files of an earlier wake can be replaced: all of their contents are in memory
             // now.
@@ -137,9 +142,20 @@ impl Node {
         }
     }
 
+    /// How a VM's memory is stored: little of it as it is, because a file that is mapped is much
+    /// faster to wake from than one that a pager decompresses.
+    async fn form_of(&self, captured: &Captured) -> Result<MemoryForm> {
+        let captured = captured.clone();
+        let work = tokio::task::spawn_blocking(move || memory::data_bytes(&captured));
+        Ok(match join_result(work.await)? <= self.hibernate_raw {
+            true => MemoryForm::Raw,
+            false => MemoryForm::Image,
+        })
+    }
+
     /// Wakes a hibernated VM; returns when its VMM is spawned.
     pub(super) async fn wake(
-        &self,
+        self: &Arc<Self>,
         vm: &Arc<VmHandle>,
         _one: &Operation<'_>,
         received_ns: u64,
@@ -180,7 +196,21 @@ impl Node {
         let mut plan = Plan::new(kernel, root, disks, beginning, (received_ns, lookup_ns));
         plan.room = Some(room);
         vm.was_asleep.store(true, Ordering::Relaxed);
-        self.hand_over(vm, plan).await
+        self.hand_over(vm, plan).await?;
+        tokio::spawn(Arc::clone(self).deflate_woken(Arc::clone(vm)));
+        Ok(())
+    }
+
+    /// Gives a woken guest its memory back, after it has answered the request that woke it: that takes
+    /// more processor time than the rest of the wake. A guest that needs memory earlier takes it (Virtio
+    /// 1.3 §5.5.6.1, VIRTIO_BALLOON_F_DEFLATE_ON_OOM).
+    async fn deflate_woken(self: Arc<Self>, vm: Arc<VmHandle>) {
+        vm.when(|view| view.vm.state != VmState::Starting).await;
+        tokio::time::sleep(ANSWER_TIME).await;
+        let one = vm.operate().await;
+        if matches!(one.state, VmState::Running | VmState::Paused) {
+            self.deflate(&vm).await;
+        }
     }
 
     /// Waits until a wake of the VM that is in progress has succeeded or failed.

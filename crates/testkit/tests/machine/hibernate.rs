@@ -31,7 +31,7 @@ fn hibernate(jiffy: &Jiffy, vm: &str) -> u64 {
     // root.erofs is a hard link to the image's own file.
     let kib: u64 = jiffy
         .sh(&format!(
-            "cd {folder} && du -ck ram.image state snapshot.json | tail -n 1 | cut -f1"
+            "cd {folder} && du -ck ram.* state snapshot.json | tail -n 1 | cut -f1"
         ))
         .parse()
         .expect("KiB");

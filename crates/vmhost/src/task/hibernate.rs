@@ -15,8 +15,9 @@
 //! `hibernated/passed` before, as there may be no daemon then: with that note the state file counts as
 //! removed.
 
-use crate::control;
-use crate::folders::{gate_record, hibernated_in, is_asleep, remove_woken_state};
+use crate::folders::{
+    gate_record, hibernated_in, is_asleep, remove_hibernated_memory, remove_woken_state,
+};
 use crate::launch::{Plan, Spawned};
 use crate::log::Writer;
 use crate::process::Ended;
@@ -29,7 +30,6 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Failure;
 use jiffy_content::snapshots::remove_in_background;
 use jiffy_wire::api::VmState;
-use jiffy_wire::vmm::ControlRequest;
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 use tracing::{info, warn};
@@ -261,7 +261,7 @@ impl Actor {
         Ok((self.spawn(plan)?, log))
     }
 
-    /// A woken guest has passed its gate: removes the memory on disk and deflates the balloon.
+    /// A woken guest has passed its gate: removes the memory on disk.
     pub(super) fn awake(&mut self) {
         let Some(running) = self.phase.running() else {
             return;
@@ -269,21 +269,15 @@ impl Actor {
         if !matches!(running.gate, Gate::Waking) {
             return;
         }
-        let sleeping = hibernated_in(&self.folder());
-        remove_woken_state(&self.folder());
-        if self.record.paged.is_none() {
-            // The VMM has the files mapped, so they can be unlinked.
-            let _ = remove_in_background(&sleeping);
+        let folder = self.folder();
+        match &self.record.paged {
+            // The pager still reads the memory.
+            Some(_) => remove_woken_state(&folder),
+            // The VMM has it mapped, so it can be unlinked.
+            None => remove_hibernated_memory(&folder, self.record.root.as_ref()),
         }
         self.host.network.restore_ports(&self.record.id);
         info!(vm = %self.record.name, "VM awake");
-        let socket = self.host.paths.control_socket(&self.record.id);
-        tokio::spawn(async move {
-            let order = ControlRequest::SetBalloon { target_mib: 0 };
-            if let Err(why) = control::order(&socket, order).await {
-                warn!(why, "the balloon of a woken VM could not be deflated");
-            }
-        });
     }
 
     /// Ends a hibernated VM for good. False if it has a VMM to end.
