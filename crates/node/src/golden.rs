@@ -271,7 +271,8 @@ impl Goldens {
         }
     }
 
-    /// Takes the standbys that have a lazy disk, to end them: its cache can't be trimmed while it is open.
+    /// Takes the standbys that have a lazy disk, to end them: its cache can't be trimmed while it is
+    /// open.
     pub fn take_lazy_standbys(&self) -> Vec<Standby> {
         let mut index = self.lock();
         let standbys = std::mem::take(&mut index.standbys);
