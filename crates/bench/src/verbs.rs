@@ -247,7 +247,8 @@ mod tests {
 
     #[test]
     fn the_case_of_many_sleeping_vms_has_two_figures_with_goals() {
-        let figures = counters_of(&sleepers_case().name);
+        let case = sleepers_case();
+        let figures = counters_of(&case.name);
         let figures: Vec<_> = figures.map(|(figure, unit, _)| (figure, unit)).collect();
         assert_eq!(figures.len(), 2);
         for (figure, unit) in figures {
