@@ -32,9 +32,12 @@ pub async fn ssh(context: &Context, ssh: Ssh) -> Result<Outcome> {
     let host = match ssh.address {
         true => {
             check_reachable(context)?;
-            // No connection to an address wakes a VM. One that runs may be falling asleep.
+            let address = by_address(context, &vm, &mut command)?;
+            // No connection to an address wakes a VM, which keeps it while it is hibernated. One that
+            // runs may be falling asleep.
             let wake = vm_path(&vm.id, &format!("/wake{}", ssh.time.query()));
-            by_address(context, &client.post(&wake).await?, &mut command)?
+            client.post::<Vm>(&wake).await?;
+            address
         }
         false => {
             command.args(Settings::of(context, ssh.time)?.arguments());

@@ -64,7 +64,7 @@ fn serve(mut client: UnixStream, state: &str) -> String {
         "image": "base", "kernel": "base", "cpus": 1, "memory_mib": 256, "command": null,
         "disks": [], "created": 100, "started": 100, "ended": null, "pid": 42, "cid": 3,
         "exit": null, "error": null, "remove": false,
-        "network": {"name": "default", "addresses": if woken { vec!["192.0.2.7"] } else { vec![] }}
+        "network": {"name": "default", "addresses": ["192.0.2.7"]}
     })
     .to_string();
     let head = "HTTP/1.1 200 X\r\ncontent-type: application/json\r\nconnection: close";
