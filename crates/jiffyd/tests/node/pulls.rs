@@ -416,16 +416,22 @@ fn a_pull_larger_than_free_space_is_refused_before_fetching() {
     assert_eq!(blobs(&kept(&daemon)), blobs(&before));
 }
 
-#[test]
-fn cached_disk_contents_stay_within_the_cache_size() {
-    let registry = Registry::start();
-    let maker = Daemon::start();
+/// Pushes an image of 3 MiB that can't be compressed; returns its name.
+fn pushed_noise(maker: &Daemon, registry: &Registry) -> String {
     let tar = crate::daemon::tar_of(&[("noise", &noise(3 << 20))]);
     maker
         .post("/v1/images/mine?kind=root", &tar)
         .json::<Image>();
     let name = registry.name("mine:1");
-    push(&maker, "mine", &name).unwrap();
+    push(maker, "mine", &name).unwrap();
+    name
+}
+
+#[test]
+fn cached_disk_contents_stay_within_the_cache_size() {
+    let registry = Registry::start();
+    let maker = Daemon::start();
+    let name = pushed_noise(&maker, &registry);
     let mut daemon = Daemon::with(&["--cache", "1M"]);
     pull(&daemon, &by_name(&name)).unwrap();
     daemon.shut_down();
@@ -477,12 +483,7 @@ fn cached_disk_contents_stay_within_the_cache_size() {
 fn vms_start_while_a_disk_is_closed_to_trim_its_cache() {
     let registry = Registry::start();
     let maker = Daemon::start();
-    let tar = crate::daemon::tar_of(&[("noise", &noise(3 << 20))]);
-    maker
-        .post("/v1/images/mine?kind=root", &tar)
-        .json::<Image>();
-    let name = registry.name("mine:1");
-    push(&maker, "mine", &name).unwrap();
+    let name = pushed_noise(&maker, &registry);
     let daemon = Daemon::with(&["--cache", "1M"]);
     pull(&daemon, &by_name(&name)).unwrap();
     let cold = |name: &str| CreateVm {

@@ -6,21 +6,21 @@ use crate::daemon::{
     vm_record, vmms,
 };
 use crate::snapshots::{assert_span_order, counter};
-use jiffy_wire::agent::ExitStatus;
+use jiffy_wire::agent::{Command, ExitStatus};
 use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
 use jiffy_wire::timeline::names;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-#[test]
-fn a_stop_during_a_wake_lets_programs_end_in_order() {
-    let daemon = Daemon::start();
-    let vm = named("box", bad_vm("held", Some(command(&["sleep", "1000"]))));
+/// Makes a hibernated VM whose guest does not pass the gate of a wake until it is released; returns
+/// its folder.
+fn held_asleep(daemon: &Daemon, command: Command) -> PathBuf {
+    let vm = named("box", bad_vm("held", Some(command)));
     let id = daemon.create(&vm).json::<Vm>().id;
     let folder = daemon.vm_folder(&id);
     release_guest(&folder);
@@ -29,6 +29,13 @@ fn a_stop_during_a_wake_lets_programs_end_in_order() {
         .post("/v1/vms/box/hibernate", b"")
         .json::<Hibernated>();
     fs::remove_file(folder.join("go")).unwrap();
+    folder
+}
+
+#[test]
+fn a_stop_during_a_wake_lets_programs_end_in_order() {
+    let daemon = Daemon::start();
+    let folder = held_asleep(&daemon, command(&["sleep", "1000"]));
     thread::scope(|scope| {
         let wake = scope.spawn(|| daemon.post("/v1/vms/box/wake", b""));
         daemon.when("box", VmState::Starting);
@@ -46,15 +53,7 @@ fn a_stop_during_a_wake_lets_programs_end_in_order() {
 #[test]
 fn a_stop_during_a_wake_that_fails_keeps_the_vm_hibernated() {
     let daemon = Daemon::start();
-    let vm = named("box", bad_vm("held", Some(shell("sleep 1000"))));
-    let id = daemon.create(&vm).json::<Vm>().id;
-    let folder = daemon.vm_folder(&id);
-    release_guest(&folder);
-    daemon.post("/v1/vms/box/start", b"").json::<Vm>();
-    daemon
-        .post("/v1/vms/box/hibernate", b"")
-        .json::<Hibernated>();
-    fs::remove_file(folder.join("go")).unwrap();
+    held_asleep(&daemon, shell("sleep 1000"));
     thread::scope(|scope| {
         let wake = scope.spawn(|| daemon.post("/v1/vms/box/wake", b""));
         daemon.when("box", VmState::Starting);
@@ -218,16 +217,7 @@ fn a_failed_wake_leaves_a_hibernated_vm() {
 #[test]
 fn a_vm_that_is_not_awake_in_time_stays_hibernated() {
     let daemon = Daemon::with(&["--start-timeout", "1"]);
-    let frames = daemon.run(named("box", bad_vm("held", Some(counter_command()))));
-    let id = daemon.vm("box").id;
-    release_guest(&daemon.vm_folder(&id));
-    daemon.when("box", VmState::Running);
-    drop(frames);
-    daemon
-        .post("/v1/vms/box/hibernate", b"")
-        .json::<Hibernated>();
-    // Its guest does not answer.
-    fs::remove_file(daemon.vm_folder(&id).join("go")).unwrap();
+    let folder = held_asleep(&daemon, counter_command());
     let error = daemon
         .post("/v1/vms/box/wake", b"")
         .error(ErrorKind::VmFailed);
@@ -236,7 +226,7 @@ fn a_vm_that_is_not_awake_in_time_stays_hibernated() {
         "The VM box could not be woken: its guest was not ready after 1 s."
     );
     assert_eq!(daemon.vm("box").state, VmState::Hibernated);
-    release_guest(&daemon.vm_folder(&id));
+    release_guest(&folder);
     let woken: Vm = daemon.post("/v1/vms/box/wake", b"").json();
     assert_eq!((woken.state, woken.error), (VmState::Running, None));
 }
@@ -244,18 +234,9 @@ fn a_vm_that_is_not_awake_in_time_stays_hibernated() {
 #[test]
 fn a_vm_that_ran_without_a_daemon_is_not_hibernated_again() {
     let mut daemon = Daemon::start();
-    let frames = daemon.run(named("box", bad_vm("held", Some(counter_command()))));
-    let id = daemon.vm("box").id;
-    let folder = daemon.vm_folder(&id);
-    release_guest(&folder);
-    daemon.when("box", VmState::Running);
-    drop(frames);
-    daemon
-        .post("/v1/vms/box/hibernate", b"")
-        .json::<Hibernated>();
+    let folder = held_asleep(&daemon, counter_command());
     // The daemon dies while the VM wakes. Then its programs run, so that its disks are newer than its
     // memory on disk.
-    fs::remove_file(folder.join("go")).unwrap();
     let socket = daemon.socket();
     let asked = thread::spawn(move || {
         let stream = connect(&socket)?;
@@ -423,7 +404,7 @@ fn a_fork_parent_that_fails_to_resume_stays_paused() {
     assert_eq!(daemon.get("/v1/vms").json::<Vec<Vm>>().len(), 1);
 }
 
-fn counter_command() -> jiffy_wire::agent::Command {
+fn counter_command() -> Command {
     counter().command.unwrap()
 }
 

@@ -185,6 +185,7 @@ impl State {
             remembered.insert((asker.vm, at, *address), opened);
         }
     }
+
     fn may_warn(&self) -> bool {
         let mut warned = lock(&self.warned);
         let may = warned.is_none_or(|last| last.elapsed() >= WARN_INTERVAL);

@@ -73,10 +73,7 @@ impl Node {
         let before = view.vm.cpus;
         // More vCPUs are reserved before they go online.
         change(vm, of_cpus(cpus.max(before))).await?;
-        let brought = bring_online(vm, &socket, before, cpus).await;
-        let online = if brought.is_ok() { cpus } else { before };
-        change(vm, of_cpus(online)).await?;
-        brought
+        bring_online(vm, &socket, before, cpus).await
     }
 
     /// Changes the memory that programs may use, at once if the VM runs. More is reserved before the
@@ -203,19 +200,19 @@ async fn resize_cpus(vm: &VmHandle, agent: &Path, cpus: u8) -> Result<()> {
     if cpus == captured {
         return Ok(());
     }
-    let brought = bring_online(vm, agent, captured, cpus).await;
-    let online = if brought.is_ok() { cpus } else { captured };
-    change(vm, of_cpus(online)).await?;
-    brought
+    bring_online(vm, agent, captured, cpus).await
 }
 
-/// Has a guest bring vCPUs on or off line; after an error it has as many as before.
+/// Has a guest bring vCPUs on or off line; after an error it has as many as before. Its record then
+/// has the number that it has.
 async fn bring_online(vm: &VmHandle, agent: &Path, before: u8, cpus: u8) -> Result<()> {
     let request = Request::SetCpus {
         version: CPUS,
         count: cpus.into(),
     };
     let told = agent::tell(agent, &request, ANSWER_TIME).await;
+    let online = if told.is_ok() { cpus } else { before };
+    change(vm, of_cpus(online)).await?;
     told.map_err(|why| {
         Error::vm_failed(format!(
             "The VM {} keeps its {}: {why}.",
