@@ -53,7 +53,11 @@ impl Places {
         })
     }
 
-    /// A place for this client; an error if there is none.
+    /// A place for this client.
+    ///
+    /// # Errors
+    ///
+    /// If all places are taken, or three quarters of them by this client.
     pub fn take(self: &Arc<Self>, client: Client) -> Result<Arc<Place>> {
         let mut taken = self.taken();
         let all: usize = taken.values().sum();

@@ -38,6 +38,10 @@ static UPLOADS: LazyLock<Arc<Places>> =
     LazyLock::new(|| Places::new("uploads in progress", MAX_UPLOADS));
 
 /// Runs work that waits for files or the kernel, outside the threads that serve requests.
+///
+/// # Errors
+///
+/// If `work` fails or panics.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -51,6 +55,11 @@ pub async fn blocking<T: Send + 'static>(
 }
 
 /// The JSON body of a request; an empty one is `{}`.
+///
+/// # Errors
+///
+/// If the body is not complete within 30 s, is larger than 1 MiB, or is not as expected (see
+/// [`object`]).
 pub async fn json<T: DeserializeOwned>(body: Body) -> Result<T> {
     let bytes = timeout(JSON_TIME, Limited::new(body, MAX_JSON).collect())
         .await
@@ -66,6 +75,10 @@ pub async fn json<T: DeserializeOwned>(body: Body) -> Result<T> {
 }
 
 /// As [`json`], for a body that was read completely.
+///
+/// # Errors
+///
+/// If it is not a JSON object, or its fields are not those of `T`.
 pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     let bytes = if bytes.is_empty() { &b"{}"[..] } else { bytes };
     // serde would also accept an array with the fields in order.
@@ -77,6 +90,10 @@ pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
 }
 
 /// The query of a request.
+///
+/// # Errors
+///
+/// If its parameters are not those of `T`.
 pub fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T> {
     axum::extract::Query::try_from_uri(uri)
         .map(|axum::extract::Query(query)| query)
@@ -90,7 +107,11 @@ pub struct Upgrade {
     place: Option<Arc<Place>>,
 }
 
-/// Takes the upgrade out of a request; an error if it requests none.
+/// Takes the upgrade out of a request.
+///
+/// # Errors
+///
+/// If it requests none, or not to [`api::UPGRADE`].
 pub fn upgrade(request: &mut Request) -> Result<Upgrade> {
     let wanted = request.headers().get(UPGRADE);
     let right = wanted.is_some_and(|wanted| {
@@ -151,6 +172,10 @@ pub fn lines<T: Serialize>(batches: impl Stream<Item = Vec<T>> + Send + 'static)
 
 /// A request's body as a blocking reader, for the client of this connection. If the task that
 /// feeds it ends early, the reader gets an error.
+///
+/// # Errors
+///
+/// If too many bodies are being uploaded, by all clients or by this one.
 pub fn blocking_body(connection: &Place, body: Body) -> Result<impl Read + Send + 'static> {
     let place = UPLOADS.take(connection.client())?;
     let (send, receive) = mpsc::channel(4);

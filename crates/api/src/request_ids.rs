@@ -70,8 +70,12 @@ impl Begun {
         }
     }
 
-    /// Records that the request with this id begins. An error if its client was told that it had
-    /// not: the client may have sent another.
+    /// Records that the request with this id begins.
+    ///
+    /// # Errors
+    ///
+    /// If the id is invalid, it can't be written, or its client was told that the request had not
+    /// begun: the client may have sent another.
     pub fn note(&self, id: &str) -> Result<()> {
         let id = parse(id)?;
         let Some(ring) = &self.ring else {
@@ -89,6 +93,10 @@ impl Begun {
     }
 
     /// Has the request begun? `None` if that is unknown. A request that has not will never begin.
+    ///
+    /// # Errors
+    ///
+    /// If the id is invalid, or the record can't be read.
     pub fn has(&self, id: &str) -> Result<Option<bool>> {
         let id = parse(id)?;
         let Some(ring) = &self.ring else {
@@ -174,6 +182,10 @@ fn number(slot: &[u8]) -> u64 {
 }
 
 /// The id that a client has given its request.
+///
+/// # Errors
+///
+/// If it is invalid.
 pub fn id_of(headers: &HeaderMap) -> Result<Option<&str>> {
     let Some(id) = headers.get(REQUEST_HEADER) else {
         return Ok(None);
@@ -182,7 +194,11 @@ pub fn id_of(headers: &HeaderMap) -> Result<Option<&str>> {
     check(id).map(|()| Some(id))
 }
 
-/// Refuses an invalid request id.
+/// Checks a request id.
+///
+/// # Errors
+///
+/// If it is not 32 hexadecimal digits in lower case.
 pub fn check(id: &str) -> Result<()> {
     parse(id).map(drop)
 }

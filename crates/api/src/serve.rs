@@ -55,7 +55,12 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Binds the sockets. A Unix socket that nobody listens on is replaced.
+    /// Binds the sockets, which together accept at most `connections` at a time. A Unix socket that
+    /// nobody listens on is replaced.
+    ///
+    /// # Errors
+    ///
+    /// If another daemon answers on the Unix socket, or `bind`, `listen` or `chmod` fails.
     pub async fn open(
         socket: &Path,
         tcp: Option<(SocketAddr, Token)>,

@@ -22,7 +22,7 @@ const HEAVIEST: usize = 10;
 pub struct Chart {
     /// The case that it is a run of.
     pub case: String,
-    /// For Perfetto.
+    /// The recording as JSON for Perfetto.
     pub perfetto: Vec<u8>,
     /// The steps that took longest, the longest first.
     pub heaviest: Vec<Step>,
@@ -59,6 +59,10 @@ struct Span {
 
 /// Runs what this case measures once more, and records all of it; nothing if there is no chart of
 /// the case. The case has started the daemon and made what the run needs.
+///
+/// # Errors
+///
+/// If a command of `jiffy` fails in the machine, or its timeline can't be parsed.
 pub fn of(lab: &Lab, case: &Case) -> Result<Option<Chart>> {
     let is_cold = match case.name.as_str() {
         verbs::RUN => true,
@@ -144,6 +148,10 @@ pub fn markdown(charts: &[Chart]) -> String {
 }
 
 /// Writes each chart to a file in the folder of charts below this one.
+///
+/// # Errors
+///
+/// If a file can't be written.
 pub fn write(results: &Path, charts: &[Chart]) -> Result<()> {
     let folder = results.join(FOLDER);
     std::fs::create_dir_all(&folder)?;

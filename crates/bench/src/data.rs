@@ -19,6 +19,11 @@ pub const RAM_DISK_MODULE: &str = "/bench/brd.ko";
 pub const MKFS: &str = "/bench/mkfs.xfs";
 
 /// Files that the folder needs in the machine.
+///
+/// # Errors
+///
+/// If this host has no mkfs.xfs, the machine's kernel has no module `brd`, or a file can't be
+/// written.
 pub fn additions(scratch: &Path) -> Result<Vec<Addition>> {
     let mut additions = with_libraries(&jiffy_machine::disk::find_mkfs()?, MKFS)?;
     for module in kernel_modules(&["brd"])? {

@@ -128,6 +128,10 @@ pub fn clone_root(runs: u32) -> Case {
 }
 
 /// Cases of each kind of read for Jiffy and, if it is on PATH, QEMU.
+///
+/// # Errors
+///
+/// If a file can't be written in `scratch`.
 pub fn cases(
     scratch: &Path,
     base: &vmm::VmmConfig,

@@ -33,6 +33,10 @@ pub fn is_work(case: &str) -> bool {
 
 /// Cases of each kind of work for Jiffy and, if this host has it and its virtiofsd, QEMU. `base` is
 /// a VM with Jiffy's kernel.
+///
+/// # Errors
+///
+/// If a file can't be written in `scratch`, or a library of virtiofsd is missing.
 pub fn cases(
     scratch: &Path,
     base: &vmm::VmmConfig,

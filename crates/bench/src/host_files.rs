@@ -17,6 +17,10 @@ pub fn addition(host: PathBuf, guest: &str) -> Addition {
 }
 
 /// A program, with loader and libraries at the same paths as on this host.
+///
+/// # Errors
+///
+/// If `ldd` can't be run, or a library is missing.
 pub fn with_libraries(program: &Path, guest: &str) -> Result<Vec<Addition>> {
     let mut additions = vec![addition(program.into(), guest)];
     let output = Command::new("ldd").arg(program).output().context("ldd")?;
@@ -36,6 +40,10 @@ pub fn with_libraries(program: &Path, guest: &str) -> Result<Vec<Addition>> {
 
 /// Modules of the machine's kernel that the machine's image does not contain, and those on which
 /// they depend, in the order in which they are loaded.
+///
+/// # Errors
+///
+/// If `scripts/machine-kernel` fails, or a module is missing in its package.
 pub fn kernel_modules(names: &[&str]) -> Result<Vec<Module>> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/machine-kernel");
     let output = Command::new(&script).output()?;
@@ -52,6 +60,10 @@ pub fn kernel_modules(names: &[&str]) -> Result<Vec<Module>> {
 }
 
 /// A VMM's configuration, as a file of this name; returns its path in the machine.
+///
+/// # Errors
+///
+/// If the file can't be written.
 pub fn add_config(
     scratch: &Path,
     name: &str,
@@ -68,6 +80,10 @@ pub fn add_config(
 pub const GUEST_INITRAMFS: &str = "/bench/guest.cpio";
 
 /// Adds [`GUEST_INITRAMFS`].
+///
+/// # Errors
+///
+/// If the guest's program can't be read, or the file can't be written.
 pub fn add_guest_initramfs(scratch: &Path, files: &mut Vec<Addition>) -> Result<()> {
     let host = scratch.join("guest.cpio");
     std::fs::write(&host, guest_initramfs()?)?;
@@ -89,6 +105,10 @@ fn guest_initramfs() -> Result<Vec<u8>> {
 }
 
 /// The program in such guests, in the folder of this program.
+///
+/// # Errors
+///
+/// If the path of this program can't be read.
 pub fn guest_program() -> Result<PathBuf> {
     Ok(std::env::current_exe()?.with_file_name("jiffy-bench-guest"))
 }

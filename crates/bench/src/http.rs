@@ -23,6 +23,10 @@ const MOST: usize = 4096;
 
 /// Answers the requests of one client after another; each client keeps its connection as long as it
 /// wants.
+///
+/// # Errors
+///
+/// If `accept` fails. Otherwise it does not return.
 pub fn serve(listener: &TcpListener) -> Result<()> {
     loop {
         let (client, _) = listener.accept()?;
@@ -48,6 +52,10 @@ pub struct Client {
 
 impl Client {
     /// Connects to a server, or to a proxy that finds the server by `host`.
+    ///
+    /// # Errors
+    ///
+    /// If it does not accept within 30 s.
     pub fn connect(address: SocketAddr, host: &str) -> Result<Client> {
         let stream = TcpStream::connect_timeout(&address, TIMEOUT)
             .with_context(|| format!("{address} can't be reached"))?;
@@ -57,7 +65,12 @@ impl Client {
         Ok(Client { stream, request })
     }
 
-    /// Makes a request, and reads its answer; the time of the answer's first byte (CLOCK_MONOTONIC).
+    /// Makes a request, and reads its answer. Returns the time of the answer's first byte
+    /// (CLOCK_MONOTONIC, nanoseconds).
+    ///
+    /// # Errors
+    ///
+    /// If the answer does not have the status 200, is incomplete or too long, or stops for 30 s.
     pub fn get(&mut self) -> Result<u64> {
         self.stream.write_all(&self.request)?;
         read_until(&mut self.stream, ANSWER_END)

@@ -61,6 +61,11 @@ pub struct Images {
 
 impl Images {
     /// Fills a registry on this host.
+    ///
+    /// # Errors
+    ///
+    /// If the registry, an image or a file can't be made: a program that is needed is missing or
+    /// fails.
     pub fn prepare(scratch: &Path) -> Result<Images> {
         let registry = LocalRegistry::start(&RegistryOptions::default())?;
         let small = pack_small(scratch)?;

@@ -22,6 +22,10 @@ struct Report {
 }
 
 /// Runs the example, which is in the folder `examples` beside this program.
+///
+/// # Errors
+///
+/// If the example is not built or fails, or its answer can't be parsed.
 pub fn figures() -> Result<Vec<Figure>> {
     let program = std::env::current_exe()?.with_file_name("examples");
     let program = program.join("import_ratio");

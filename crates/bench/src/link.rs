@@ -15,13 +15,21 @@ const UP: u32 = 1;
 const HEADER: usize = 16;
 
 /// Index of the link of that name.
+///
+/// # Errors
+///
+/// If there is no such link.
 pub fn index_of(name: &str) -> Result<u32> {
     use rustix::net::{AddressFamily, SocketType, netdevice, socket};
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     netdevice::name_to_index(socket, name).with_context(|| format!("the link {name}"))
 }
 
-/// Gives the link this address and sets it up.
+/// Gives the link this address, in a network of `prefix` bits, and sets it up.
+///
+/// # Errors
+///
+/// If the kernel refuses the address, or to set the link up.
 pub fn set_up(index: u32, address: Ipv4Addr, prefix: u8) -> Result<()> {
     let mut socket = NetlinkSocket::open(None)?;
     let inet = rustix::net::AddressFamily::INET.as_raw() as u8;

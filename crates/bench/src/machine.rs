@@ -52,6 +52,10 @@ impl Machine {
     }
 
     /// The running machine; starts one if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be booted, or the environment asks for a number of CPUs that is none.
     pub fn lab(&mut self) -> Result<&Lab> {
         let lab = match self.lab.take() {
             Some(lab) => lab,

@@ -74,6 +74,10 @@ impl Peer {
     }
 
     /// Files, libraries and firmware that it needs in the machine; `None` if it is not on PATH.
+    ///
+    /// # Errors
+    ///
+    /// If `ldd` can't be run, or a library is missing.
     pub fn additions(self) -> Result<Option<Vec<Addition>>> {
         let Some(host) = on_path(self.program()) else {
             return Ok(None);

@@ -77,6 +77,10 @@ impl Report {
 }
 
 /// Replays with that pager program.
+///
+/// # Errors
+///
+/// If the pager fails, its report lacks a strategy, or the CPU affinity can't be set.
 pub fn figures(program: &Path, recording: &Path, image: &Path) -> Result<Vec<Figure>> {
     let (mut throughput, mut fault) = (Vec::new(), Vec::new());
     let (mut times, mut times_one_core, mut times_cold) = (Vec::new(), Vec::new(), Vec::new());

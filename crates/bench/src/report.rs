@@ -216,6 +216,10 @@ fn span_table(out: &mut String, outcome: &Outcome) {
 }
 
 /// Writes `latest.json`, `latest.md` and `latest.svg`.
+///
+/// # Errors
+///
+/// If a file can't be written.
 pub fn write(folder: &Path, figures: &[Figure], markdown: &str) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let mut json = serde_json::to_vec_pretty(figures)?;

@@ -125,6 +125,10 @@ impl Request {
 }
 
 /// Sends this number of bytes.
+///
+/// # Errors
+///
+/// If `write` fails.
 pub fn send(stream: &mut TcpStream, mut count: u64, piece: &[u8]) -> Result<()> {
     while count > 0 {
         let now = count.min(piece.len() as u64) as usize;
@@ -135,6 +139,10 @@ pub fn send(stream: &mut TcpStream, mut count: u64, piece: &[u8]) -> Result<()> 
 }
 
 /// Receives this number of bytes.
+///
+/// # Errors
+///
+/// If `read` fails, or the other end closes the stream before.
 pub fn receive(stream: &mut TcpStream, mut count: u64, piece: &mut [u8]) -> Result<()> {
     while count > 0 {
         let now = count.min(piece.len() as u64) as usize;
@@ -156,6 +164,10 @@ pub struct Server {
 
 impl Server {
     /// Listens on all addresses.
+    ///
+    /// # Errors
+    ///
+    /// If a port is in use.
     pub fn listen() -> Result<Server> {
         let any = Ipv4Addr::UNSPECIFIED;
         Ok(Server {
@@ -166,6 +178,10 @@ impl Server {
     }
 
     /// Serves until the guest ends. A client that fails ends only its own stream.
+    ///
+    /// # Errors
+    ///
+    /// If `accept` fails. Otherwise it does not return.
     pub fn serve(self) -> Result<()> {
         let Server {
             answers,
@@ -183,6 +199,10 @@ impl Server {
 }
 
 /// Sends [`ANSWER`] to each client.
+///
+/// # Errors
+///
+/// If `accept` fails. Otherwise it does not return.
 pub fn answer(listener: &TcpListener) -> Result<()> {
     loop {
         let (mut client, _) = listener.accept()?;

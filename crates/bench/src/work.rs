@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// By which guests mount it.
+/// The tag by which guests mount the folder.
 pub const TAG: &str = "bench";
 /// Kernel parameter with the [`Work`]; it arrives in the environment of PID 1.
 pub const PARAMETER: &str = "folder_work";
@@ -15,7 +15,7 @@ pub const MEASURED: Part = Part {
     bytes: 16 << 20,
     files: 1000,
 };
-/// The part for the same work in little, before.
+/// The part for the warm-up: less of the same work.
 pub const WARM_UP: Part = Part {
     name: "warm-up",
     bytes: 1 << 20,

@@ -15,6 +15,10 @@ const WIDTH: usize = 76;
 
 /// The value of `--cpu-profile`: a name, or a file with one or more profiles, whose common features
 /// a VM gets.
+///
+/// # Errors
+///
+/// If it is no name of a profile, and no file of valid profiles of one vendor.
 pub fn wanted(choice: &str) -> Result<Wanted> {
     let named = match levels::find(choice) {
         Ok(level) => return Ok(Wanted::Named(level.name.to_owned())),

@@ -51,6 +51,11 @@ fn check_mount(what: &str, path: &str) -> Result<()> {
 }
 
 /// Checks the folders of the host that a VM shares, except whether they exist.
+///
+/// # Errors
+///
+/// If a folder's path is not absolute, has a NUL byte or more than 4095 bytes, or as for
+/// [`check_places`].
 pub fn check_folders(folders: &[FolderUse]) -> Result<()> {
     for folder in folders {
         let source = &folder.source;
@@ -70,6 +75,11 @@ pub fn mount_point(path: &str) -> &str {
 }
 
 /// Checks where in the guest folders are mounted.
+///
+/// # Errors
+///
+/// If there are more than 8 folders, or two have the same mount point or one is not an absolute
+/// path.
 pub fn check_places(folders: &[FolderUse]) -> Result<()> {
     if folders.len() > MAX_FOLDERS {
         return Err(Error::invalid(format!(
@@ -91,6 +101,10 @@ pub fn check_places(folders: &[FolderUse]) -> Result<()> {
 }
 
 /// Checks the volumes of a VM, except whether they exist.
+///
+/// # Errors
+///
+/// If there are more than [`MAX_PER_VM`], a name or a mount point is not valid, or two are equal.
 pub fn check_volumes(disks: &[VolumeUse]) -> Result<()> {
     if disks.len() > MAX_PER_VM {
         return Err(Error::invalid(format!(
@@ -122,6 +136,10 @@ pub fn check_volumes(disks: &[VolumeUse]) -> Result<()> {
 }
 
 /// Checks the number of vCPUs.
+///
+/// # Errors
+///
+/// If it is not from 1 to 32.
 pub fn check_cpus(cpus: u8) -> Result<()> {
     match (1..=MAX_CPUS).contains(&cpus) {
         true => Ok(()),
@@ -132,6 +150,10 @@ pub fn check_cpus(cpus: u8) -> Result<()> {
 }
 
 /// Checks the most vCPUs that a VM with `cpus` may have.
+///
+/// # Errors
+///
+/// If it is not from `cpus` to 32.
 pub fn check_max_cpus(max_cpus: u8, cpus: u8) -> Result<()> {
     check_cpus(max_cpus)?;
     match max_cpus >= cpus {
@@ -143,6 +165,11 @@ pub fn check_max_cpus(max_cpus: u8, cpus: u8) -> Result<()> {
 }
 
 /// Checks the parts of a VM that was made on another node.
+///
+/// # Errors
+///
+/// If a part of `spec` is not valid: vCPUs, memory, kernel, image, configuration, command or host
+/// name.
 pub fn check_parts(spec: &Spec) -> Result<()> {
     check_cpus(spec.cpus)?;
     check_max_cpus(spec.vcpus(), spec.cpus)?;
@@ -163,6 +190,10 @@ pub fn check_parts(spec: &Spec) -> Result<()> {
 }
 
 /// Checks the size of RAM in MiB, and whether pages of that size can back it.
+///
+/// # Errors
+///
+/// If it is not from 64 MiB to 512 GiB, or is not a whole number of such pages.
 pub fn check_memory(mib: u32, pages: PageSize) -> Result<()> {
     if !(MIN_MEMORY..=MAX_MEMORY).contains(&mib) {
         return Err(Error::invalid(format!(
@@ -189,6 +220,10 @@ pub fn memory_range(most: u32) -> RangeInclusive<u32> {
 }
 
 /// Checks the most memory, MiB, that a VM which starts with `mib` may have.
+///
+/// # Errors
+///
+/// If `most` is not valid memory, the pages are huge, or `mib` is not in [`memory_range`].
 pub fn check_max_memory(most: u32, mib: u32, pages: PageSize) -> Result<()> {
     check_memory(most, pages)?;
     if pages != PageSize::Small {
@@ -208,6 +243,10 @@ pub fn check_max_memory(most: u32, mib: u32, pages: PageSize) -> Result<()> {
 }
 
 /// Checks the command of a VM or of `exec`.
+///
+/// # Errors
+///
+/// If there is no program, or as for [`check_settings`].
 pub fn check_command(command: &Command) -> Result<()> {
     if command.argv.first().is_none_or(String::is_empty) {
         return Err(Error::invalid("The command is empty."));
@@ -216,6 +255,11 @@ pub fn check_command(command: &Command) -> Result<()> {
 }
 
 /// Checks the words, environment, working directory and user of a command that may have no program.
+///
+/// # Errors
+///
+/// If a text has a NUL byte, an entry of the environment is not `NAME=value`, or all have more than
+/// [`MAX_COMMAND`] bytes.
 pub fn check_settings(command: &Command) -> Result<()> {
     let texts = || {
         let optional = command.cwd.iter().chain(&command.user);
@@ -244,6 +288,10 @@ pub fn check_settings(command: &Command) -> Result<()> {
 }
 
 /// Checks the name of a guest.
+///
+/// # Errors
+///
+/// If it has more than 63 bytes, or characters that no host name has.
 pub fn check_hostname(name: &str) -> Result<()> {
     if name.len() <= MAX_HOSTNAME && is_host_name(name) {
         return Ok(());

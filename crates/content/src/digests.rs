@@ -36,11 +36,19 @@ impl Digests {
     }
 
     /// The digest of a file, which is read if it has to be: blocking.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be opened or read, or is not a regular one.
     pub fn of(&self, path: &Path) -> io::Result<String> {
         self.entry(path).map(|known| known.digest)
     }
 
     /// As [`Digests::of`], with path and stamp, to be saved.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Digests::of`].
     pub fn entry(&self, path: &Path) -> io::Result<Known> {
         let file = jiffy_sys::regular::open(path)?;
         let stamp = Stamp::of(&file.metadata()?);

@@ -90,7 +90,7 @@ impl Error {
     }
 }
 
-/// Is the disk, or the quota on it, used up?
+/// Whether the disk, or the quota on it, is used up.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),

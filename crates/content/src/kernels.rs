@@ -38,6 +38,10 @@ impl Kernels {
     }
 
     /// The file of a kernel.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid, there is no such kernel, or its file is missing or empty.
     pub fn find(&self, name: &str) -> Result<PathBuf> {
         names::check("kernel", name)?;
         for folder in [&self.own, &self.share] {
@@ -84,6 +88,11 @@ impl Kernels {
 
     /// Keeps a kernel under this name, in place of the user's own of that
     /// name. Blocking.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid, `contents` are incomplete, over 512 MiB or no kernel that boots
+    /// here, or the file can't be written.
     pub fn put(&self, name: &str, contents: impl Read) -> Result<KernelInfo> {
         names::check("kernel", name)?;
         let folder = self.own.join(name);
@@ -170,7 +179,7 @@ fn unusable(name: &str, why: &str) -> Error {
         .hint("Give the file to --kernel again, or remove it from the node's data folder.")
 }
 
-/// Is the file a kernel that can be booted?
+/// Checks that the file is a kernel that can be booted.
 fn check(path: &Path) -> Result<()> {
     let problem = match Image::open(path) {
         Ok(Image {

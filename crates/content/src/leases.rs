@@ -76,7 +76,11 @@ impl Drop for Lease {
 }
 
 impl Leases {
-    /// A lease on this item, or the lease of somebody else that excludes it.
+    /// A lease on this item.
+    ///
+    /// # Errors
+    ///
+    /// If another lease excludes it: that lease.
     pub fn take(
         self: &Arc<Leases>,
         item: Item,

@@ -22,6 +22,10 @@ const NOUNS: [&str; 48] = [
 ];
 
 /// Checks a name the user chose. `what` is "VM", "image", and so on.
+///
+/// # Errors
+///
+/// If it is not 1 to 63 letters, digits, `_`, `.` and `-`, beginning with a letter or digit.
 pub fn check(what: &str, name: &str) -> Result<()> {
     let mut bytes = name.bytes();
     let good = bytes
@@ -40,8 +44,11 @@ pub fn check(what: &str, name: &str) -> Result<()> {
     )
 }
 
-/// Checks a name the user chose for a VM. A name that looks like an id is refused: it could be
-/// mistaken for another VM's id.
+/// Checks a name the user chose for a VM.
+///
+/// # Errors
+///
+/// As for [`check`], or if it looks like an id: it could be mistaken for another VM's id.
 pub fn check_vm(name: &str) -> Result<()> {
     check("VM", name)?;
     if is_id(name) {
@@ -89,7 +96,7 @@ pub fn suffix() -> String {
     hexadecimal(&random::<2>())
 }
 
-/// Is the whole text an id?
+/// Whether the whole text is an id.
 pub fn is_id(text: &str) -> bool {
     text.len() == 12
         && text

@@ -27,8 +27,12 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Makes the folders; refuses a run folder that others can write to, and
-    /// names too long for a socket.
+    /// Makes the folders.
+    ///
+    /// # Errors
+    ///
+    /// If a socket's path has more than 107 bytes, the run folder belongs to another user, or a
+    /// folder can't be made or closed to others.
     pub fn prepare(&self) -> Result<()> {
         let longest = self.supervisor_socket("0123456789ab");
         for socket in [&self.socket, &longest] {
@@ -251,6 +255,10 @@ pub fn volume_in(folder: &Path, name: &str) -> PathBuf {
 
 /// Makes the folder that [`volume_in`] names files in. It does not make the parent: if the parent
 /// is gone, the VM was just removed, and nothing would remove a new folder.
+///
+/// # Errors
+///
+/// If the folder can't be made, such as when its parent is gone.
 pub fn make_volumes(folder: &Path) -> io::Result<()> {
     let made = fs::DirBuilder::new()
         .mode(0o700)

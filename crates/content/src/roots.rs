@@ -34,7 +34,11 @@ pub fn file_in(folder: &Path) -> PathBuf {
     volume_in(folder, NAME)
 }
 
-/// Refuses a root disk that can't be made.
+/// Checks the size of a root disk.
+///
+/// # Errors
+///
+/// If a layer has less than 16 MiB, or more than an ext4 file system can have.
 pub fn check(wanted: &RootDisk) -> Result<()> {
     match wanted {
         RootDisk::Layer { size_mib } if !(LEAST_MIB..=MOST_MIB).contains(size_mib) => {
@@ -46,8 +50,12 @@ pub fn check(wanted: &RootDisk) -> Result<()> {
     }
 }
 
-/// Makes a VM's root disk in its folder: blocking. After an error there is
-/// none.
+/// Makes a VM's root disk in its folder: blocking.
+///
+/// # Errors
+///
+/// If the file can't be made, or the image to copy is not ext4 or can't be cloned. If a plain copy
+/// is allowed instead: if there is no room for it. No disk is left.
 pub fn make(folder: &Path, spec: &Spec, image: &Path, room: &Room) -> Result<()> {
     let Some(wanted) = &spec.root_disk else {
         return Ok(());
@@ -72,7 +80,11 @@ pub fn make(folder: &Path, spec: &Spec, image: &Path, room: &Room) -> Result<()>
     })
 }
 
-/// Refuses a VM whose root disk is missing or empty.
+/// Checks that a VM has its root disk.
+///
+/// # Errors
+///
+/// If the root disk is missing or empty, or can't be looked at.
 pub fn check_own(folder: &Path, vm: &str, spec: &Spec) -> Result<()> {
     if spec.root_disk.is_none() {
         return Ok(());
@@ -85,8 +97,12 @@ pub fn check_own(folder: &Path, vm: &str, spec: &Spec) -> Result<()> {
     })
 }
 
-/// A new file with an empty ext4 file system, with or without copies of its
+/// A new file of `bytes` bytes with an empty ext4 file system, with or without copies of its
 /// superblock.
+///
+/// # Errors
+///
+/// If `path` exists, the file can't be written, or an ext4 file system can't have that size.
 pub fn empty(path: &Path, bytes: u64, label: &str, copies: bool) -> io::Result<File> {
     let mut random = [0; 32];
     getrandom::fill(&mut random).map_err(io::Error::other)?;

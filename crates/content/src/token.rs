@@ -19,6 +19,10 @@ impl Token {
     }
 
     /// From a file that contains the token, and spaces and line ends around it.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, has more than 64 KiB, is not UTF-8, or has only white space.
     pub fn read(path: &Path) -> Result<Token> {
         let text = regular::read(path, MAX_FILE).and_then(|bytes| {
             let not_text = |_| io::Error::new(io::ErrorKind::InvalidData, "it is not text");

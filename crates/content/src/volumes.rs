@@ -48,15 +48,24 @@ impl Volumes {
         Volumes { folder, leases }
     }
 
-    /// Refuses what [`Volumes::create_missing`] would refuse, before anything is made.
+    /// Checks what [`Volumes::create_missing`] checks, before anything is made.
+    ///
+    /// # Errors
+    ///
+    /// If a name or a size is not valid, a volume has another size or can't be used, or is missing
+    /// and no size is given.
     pub fn check(&self, wanted: &[VolumeUse]) -> Result<()> {
         let mut all = wanted.iter();
         all.try_for_each(|volume| self.missing(volume).map(drop))
     }
 
-    /// Makes the volumes of a new VM that don't exist yet; returns the names of those made. After
-    /// an error none of them is left. Other VMs can use the new volumes at once, so the caller
-    /// can't undo this: it must be the last step.
+    /// Makes the volumes of a new VM that don't exist yet; returns the names of those made. Other
+    /// VMs can use the new volumes at once, so the caller can't undo this: it must be the last
+    /// step.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Volumes::check`], or if a volume can't be made. None of the new ones is left.
     pub fn create_missing(&self, wanted: &[VolumeUse]) -> Result<Vec<String>> {
         let mut made = Vec::new();
         for volume in wanted {
@@ -117,6 +126,11 @@ impl Volumes {
 
     /// Makes a volume that must not exist yet, with an ext4 file system unless
     /// it is to be raw: blocking.
+    ///
+    /// # Errors
+    ///
+    /// If the name or the size (MiB) is not valid, no file system fits in the size, there is such a
+    /// volume, or the file can't be made.
     pub fn create(&self, name: &str, mib: u64, raw: bool) -> Result<()> {
         names::check("volume", name)?;
         check_size(mib)?;
@@ -163,6 +177,10 @@ impl Volumes {
 
     /// Takes leases on the volumes for a VM that starts. A VM that writes excludes all others;
     /// any number of VMs may read.
+    ///
+    /// # Errors
+    ///
+    /// If another lease excludes a VM's use, or a volume was removed or can't be used.
     pub fn hold(&self, wanted: &[VolumeUse], vm: &str) -> Result<Vec<Lease>> {
         let mut leases = Vec::with_capacity(wanted.len());
         for volume in wanted {
@@ -207,6 +225,10 @@ impl Volumes {
     }
 
     /// All volumes, by name.
+    ///
+    /// # Errors
+    ///
+    /// If the folder can't be read. A volume that can't be used is listed with the reason.
     pub fn list(&self) -> Result<Vec<Volume>> {
         let mut volumes = Vec::new();
         let entries = fs::read_dir(&self.folder)
@@ -242,6 +264,11 @@ impl Volumes {
 
     /// Changes the size of a volume that no VM holds: blocking. It shrinks only if nothing was ever
     /// written beyond the new end. Returns a note for the user about the file system on it.
+    ///
+    /// # Errors
+    ///
+    /// If the name or the size (MiB) is not valid, the volume is missing or in use, would lose
+    /// data, or its file can't be changed.
     pub fn resize(&self, name: &str, mib: u64) -> Result<Option<String>> {
         names::check("volume", name)?;
         check_size(mib)?;
@@ -298,6 +325,10 @@ impl Volumes {
     }
 
     /// Removes a volume that no VM holds.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid, the volume is missing or in use, or its file can't be removed.
     pub fn remove(&self, name: &str) -> Result<()> {
         names::check("volume", name)?;
         let _lease = self.exclusive(name, REMOVED)?;
@@ -387,7 +418,7 @@ fn contents(path: &Path, name: &str, bytes: u64, raw: bool) -> io::Result<File> 
     Ok(file)
 }
 
-/// Is there any data, not only holes, from this byte on (lseek(2), SEEK_DATA)?
+/// Whether there is any data, not only holes, from this byte on (lseek(2), SEEK_DATA).
 fn has_data(file: &File, from: u64) -> io::Result<bool> {
     match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(_) => Ok(true),

@@ -39,6 +39,11 @@ impl Bus {
     }
 
     /// Assigns `length` addresses from `start` on to `device`.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeTaken`] if another device has one of the addresses, or if the range is empty or ends
+    /// beyond the address space.
     pub fn insert(
         &mut self,
         start: u64,

@@ -61,6 +61,11 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> ServeError {
 }
 
 /// Serves a disk until SIGTERM or SIGINT. This process must have only one thread, because it forks.
+///
+/// # Errors
+///
+/// If the disk can't be opened or locked, the socket's path exists and is no stale socket, the
+/// process can't be confined, or `poll` or `fork` fails.
 pub fn serve(options: &Serve) -> Result<(), ServeError> {
     let termination = TerminationFd::block().map_err(failed("signals can't be waited for"))?;
     // The disk is open and locked in this process and in all that it forks.

@@ -28,6 +28,10 @@ pub enum FormatError {
 
 /// Creates an empty file system in an empty file, which is extended to the length of the disk. The
 /// file is not synced.
+///
+/// # Errors
+///
+/// If the disk is too small or too large, the file is not empty, or it can't be written.
 pub fn format(file: &File, options: &Options) -> Result<(), FormatError> {
     let layout =
         Layout::of(options.bytes, options.copies).ok_or(FormatError::Size(options.bytes))?;

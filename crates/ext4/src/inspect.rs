@@ -9,11 +9,15 @@ use std::os::unix::fs::FileExt;
 /// An ext2, ext3 or ext4 file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// Its size; the disk may be larger.
+    /// Its size, bytes; the disk may be larger.
     pub bytes: u64,
 }
 
 /// The file system at the beginning of a file, if one is there.
+///
+/// # Errors
+///
+/// If the file can't be read. A file that is too short is none.
 pub fn inspect(file: &File) -> io::Result<Option<Found>> {
     let mut bytes = [0; SIZE];
     match file.read_exact_at(&mut bytes, OFFSET as u64) {

@@ -78,12 +78,22 @@ impl Change {
 
 impl Folder {
     /// `GETATTR`.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if the node is unknown; otherwise that of `statx`.
     pub fn answer_getattr(&self, header: &Header, answer: &mut Answer) -> Outcome<()> {
         let node = self.nodes.get(header.node)?;
         self.put_attributes_alone(answer, &facts(&node.descriptor)?)
     }
 
     /// `SETATTR`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed or the size does not apply, `ESTALE` if the node is
+    /// unknown, `EPERM` if the host has no such owner; otherwise that of the host's call. What was
+    /// changed before stays changed.
     pub fn answer_setattr(
         &self,
         header: &Header,
@@ -135,6 +145,11 @@ impl Folder {
     }
 
     /// `ACCESS`: what the server itself may do. The guest's kernel decides by the mode.
+    ///
+    /// # Errors
+    ///
+    /// `EROFS` for writing in a folder that is only read, `EINVAL` if the message is malformed,
+    /// `ESTALE` if the node is unknown; otherwise that of `faccessat`.
     pub fn access(&self, header: &Header, mut arguments: Arguments<'_>) -> Outcome<()> {
         let wanted = Access::from_bits(arguments.u32()?).ok_or(Errno::INVAL)?;
         if self.sharing.read_only && wanted.contains(Access::WRITE_OK) {
@@ -146,6 +161,10 @@ impl Folder {
     }
 
     /// `STATFS`.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if the node is unknown; otherwise that of `fstatvfs`.
     pub fn answer_statfs(&self, header: &Header, answer: &mut Answer) -> Outcome<()> {
         let node = self.nodes.get(header.node)?;
         let facts = rustix::fs::fstatvfs(&node.descriptor)?;

@@ -22,7 +22,11 @@ impl Budget {
         Arc::new(Budget { most, used })
     }
 
-    /// Takes one. `ENFILE` if all are used.
+    /// Takes one.
+    ///
+    /// # Errors
+    ///
+    /// `ENFILE` if all are used.
     pub fn take(self: &Arc<Budget>) -> Result<Slot, Errno> {
         let more = |used: usize| (used < self.most).then_some(used + 1);
         match self

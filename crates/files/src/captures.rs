@@ -21,6 +21,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 impl Folder {
     /// `SAVE`.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if earlier messages are not executed in time, `EFBIG` if the session is too large,
+    /// `EINVAL` if the message is malformed or its offset is beyond the session.
     pub fn answer_save(&self, mut arguments: Arguments<'_>, answer: &mut Answer) -> Outcome<()> {
         let (offset, sent) = (arguments.u64()?, arguments.u64()?);
         arguments.end()?;
@@ -108,6 +113,11 @@ impl Folder {
     }
 
     /// `RESTORE`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, out of order or too large, or the session is damaged;
+    /// `EPROTONOSUPPORT` if the session has another version.
     pub fn restore_part(&self, mut arguments: Arguments<'_>) -> Outcome<()> {
         let (length, offset) = (arguments.u64()?, arguments.u64()?);
         let part = arguments.rest();

@@ -28,7 +28,11 @@ fn again(flags: OFlags) -> OFlags {
     flags & !OFlags::TRUNC
 }
 
-/// The flags of a file that was open when the guest was captured. `EINVAL` if no file is opened so.
+/// The flags of a file that was open when the guest was captured.
+///
+/// # Errors
+///
+/// `EINVAL` if no file is opened so.
 pub fn flags_again(raw: u32) -> Outcome<OFlags> {
     match flags_of(raw)? {
         flags if flags.bits() == raw && !flags.contains(OFlags::TRUNC) => Ok(flags),
@@ -49,6 +53,12 @@ fn flags_of(raw: u32) -> Outcome<OFlags> {
 impl Folder {
     /// `OPEN`. Only files have contents on the host: FIFOs, sockets and devices are the guest's
     /// own, and opening the host's could take forever.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `EROFS` for a change in a folder that is only read,
+    /// `ESTALE` if the node is unknown, `EISDIR`, `ELOOP` or `ENXIO` if it is no file, `ENFILE` if
+    /// the guest has too many open; otherwise that of `openat`.
     pub fn answer_open(
         &self,
         header: &Header,
@@ -73,6 +83,11 @@ impl Folder {
     }
 
     /// `OPENDIR`.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if the node is unknown, `ENOTDIR` if it is no folder, `ENFILE` if the guest has too
+    /// many open; otherwise that of `openat`.
     pub fn answer_opendir(&self, header: &Header, answer: &mut Answer) -> Outcome<()> {
         let node = self.nodes.get(header.node)?;
         if node.kind != FileType::Directory {
@@ -84,6 +99,12 @@ impl Folder {
     }
 
     /// `CREATE`: makes a file and opens it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `ESTALE` if the node is unknown or something that is
+    /// no file has the name by now, `ENFILE` if the guest has too many open; otherwise that of the
+    /// host's call.
     pub fn answer_create(
         &self,
         header: &Header,
@@ -125,6 +146,11 @@ impl Folder {
     }
 
     /// `TMPFILE`: makes a file without a name and opens it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `ESTALE` if the node is unknown, `ENFILE` if the guest
+    /// has too many open; otherwise that of the host's call.
     pub fn answer_tmpfile(
         &self,
         header: &Header,
@@ -158,6 +184,11 @@ impl Folder {
     }
 
     /// `READ`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed or asks for more than [`DATA_MAX`] bytes, `EBADF` or
+    /// `ESTALE` as in [`Handles::file`](crate::handles::Handles::file); otherwise that of `pread`.
     pub fn answer_read(&self, mut arguments: Arguments<'_>, answer: &mut Answer) -> Outcome<()> {
         let (file, offset, size) = self.place(&mut arguments)?;
         if size > DATA_MAX {
@@ -171,6 +202,11 @@ impl Folder {
     }
 
     /// `WRITE`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed or has more than [`DATA_MAX`] bytes of data, `EBADF` or
+    /// `ESTALE` as in [`Handles::file`](crate::handles::Handles::file); otherwise that of `pwrite`.
     pub fn answer_write(&self, mut arguments: Arguments<'_>, answer: &mut Answer) -> Outcome<()> {
         let (file, offset, size) = self.place(&mut arguments)?;
         // Write flags, lock owner, flags, padding.
@@ -195,16 +231,30 @@ impl Folder {
     }
 
     /// `FLUSH`: nothing of the file is held back.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `EBADF` or `ESTALE` as in
+    /// [`Handles::file`](crate::handles::Handles::file).
     pub fn flush(&self, mut arguments: Arguments<'_>) -> Outcome<()> {
         self.handles.file(arguments.u64()?).map(drop)
     }
 
     /// `RELEASE` and `RELEASEDIR`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `EBADF` if there is no such handle.
     pub fn release(&self, mut arguments: Arguments<'_>) -> Outcome<()> {
         self.handles.remove(arguments.u64()?)
     }
 
     /// `FSYNC` and `FSYNCDIR`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `EBADF` or `ESTALE` as in
+    /// [`Handles::file`](crate::handles::Handles::file); otherwise that of `fsync` or `fdatasync`.
     pub fn sync(&self, mut arguments: Arguments<'_>, is_folder: bool) -> Outcome<()> {
         let number = arguments.u64()?;
         let handle = match is_folder {
@@ -218,6 +268,12 @@ impl Folder {
     }
 
     /// `LSEEK`: where data or a hole begins. The guest's kernel knows all other positions.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed or asks for another kind of position, `EBADF` or
+    /// `ESTALE` as in [`Handles::file`](crate::handles::Handles::file); otherwise that of `lseek`,
+    /// such as `ENXIO` beyond the end.
     pub fn answer_lseek(&self, mut arguments: Arguments<'_>, answer: &mut Answer) -> Outcome<()> {
         let file = self.handles.file(arguments.u64()?)?;
         let offset = arguments.u64()?;
@@ -234,6 +290,12 @@ impl Folder {
     }
 
     /// `FALLOCATE`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `EBADF` or `ESTALE` as in
+    /// [`Handles::file`](crate::handles::Handles::file), `EOPNOTSUPP` for other modes; otherwise
+    /// that of `fallocate`.
     pub fn allocate(&self, mut arguments: Arguments<'_>) -> Outcome<()> {
         let file = self.handles.file(arguments.u64()?)?;
         let (offset, length) = (arguments.u64()?, arguments.u64()?);

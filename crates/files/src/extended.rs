@@ -44,6 +44,12 @@ impl Folder {
     }
 
     /// `GETXATTR`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `EOPNOTSUPP` if the name does not begin with `user.`,
+    /// `ESTALE` if the node is unknown, `ENODATA` if it is neither file nor folder; otherwise that
+    /// of `fgetxattr`.
     pub fn answer_getxattr(
         &self,
         header: &Header,
@@ -67,6 +73,12 @@ impl Folder {
     }
 
     /// `SETXATTR`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `EOPNOTSUPP` if the name does not begin with `user.`,
+    /// `ESTALE` if the node is unknown, `EPERM` if it is neither file nor folder; otherwise that of
+    /// `fsetxattr`.
     pub fn set_attribute(&self, header: &Header, mut arguments: Arguments<'_>) -> Outcome<()> {
         let size = arguments.u32()? as usize;
         let flags = XattrFlags::from_bits(arguments.u32()?).ok_or(Errno::INVAL)?;
@@ -79,6 +91,12 @@ impl Folder {
     }
 
     /// `REMOVEXATTR`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `EOPNOTSUPP` if the name does not begin with `user.`,
+    /// `ESTALE` if the node is unknown, `EPERM` if it is neither file nor folder; otherwise that of
+    /// `fremovexattr`.
     pub fn remove_attribute(&self, header: &Header, mut arguments: Arguments<'_>) -> Outcome<()> {
         let name = name_of(&mut arguments)?;
         arguments.end()?;
@@ -86,6 +104,11 @@ impl Folder {
     }
 
     /// `LISTXATTR`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed, `ESTALE` if the node is unknown, `ERANGE` if the list
+    /// is longer than the guest asked for; otherwise that of `flistxattr`.
     pub fn answer_listxattr(
         &self,
         header: &Header,

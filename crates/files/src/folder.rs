@@ -78,6 +78,10 @@ impl Folder {
     }
 
     /// Opens the file of an `O_PATH` descriptor.
+    ///
+    /// # Errors
+    ///
+    /// Those of `openat`, such as `EACCES`.
     pub fn reopen(&self, descriptor: impl AsFd, flags: OFlags) -> Outcome<OwnedFd> {
         let (folder, name) = self.link_to(descriptor);
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -85,6 +89,10 @@ impl Folder {
     }
 
     /// Opens a name in a folder with `O_PATH`. A symbolic link is not followed.
+    ///
+    /// # Errors
+    ///
+    /// Those of `openat2`, such as `ENOENT`.
     pub fn find(&self, parent: &Node, name: &CStr) -> Outcome<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         // No EAGAIN after a concurrent rename: the kernel returns it only for `..`.
@@ -94,6 +102,10 @@ impl Folder {
 
     /// The path of a descriptor's file, as the host names it now. That of a removed file is not its
     /// own, so the caller compares the files.
+    ///
+    /// # Errors
+    ///
+    /// Those of `readlinkat`.
     pub fn path_of(&self, descriptor: impl AsFd) -> Outcome<CString> {
         let (folder, name) = self.link_to(descriptor);
         rustix::fs::readlinkat(folder, name, Vec::new())
@@ -101,6 +113,10 @@ impl Folder {
 
     /// Opens a path below the folder with `O_PATH`, the folder itself if it is empty. No symbolic
     /// link is followed. The path has no `..`.
+    ///
+    /// # Errors
+    ///
+    /// Those of `openat2`; `ELOOP` if a part of the path is a symbolic link.
     pub fn find_path(&self, path: &CStr) -> Outcome<OwnedFd> {
         let root = self.nodes.get(ROOT)?;
         if path.is_empty() {
@@ -113,17 +129,29 @@ impl Folder {
     }
 
     /// Looks a name up, and adds a node for the guest. Returns the node's number and attributes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Folder::find`] and [`Folder::remember`].
     pub fn look_up(&self, parent: &Node, name: &CStr) -> Outcome<(u64, Statx)> {
         self.remember(self.find(parent, name)?)
     }
 
     /// Adds a node for the file of an `O_PATH` descriptor.
+    ///
+    /// # Errors
+    ///
+    /// `ENFILE` if the guest has too many; otherwise that of `statx`.
     pub fn remember(&self, descriptor: OwnedFd) -> Outcome<(u64, Statx)> {
         let facts = facts(&descriptor)?;
         Ok((self.nodes.remember(descriptor, &facts)?, facts))
     }
 
     /// Appends `fuse_entry_out` with this node.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the message becomes too long.
     pub fn put_entry(&self, answer: &mut Answer, (node, facts): (u64, &Statx)) -> Outcome<()> {
         answer.put_u64(node)?;
         // Generation: numbers are not used again.
@@ -135,6 +163,10 @@ impl Folder {
     }
 
     /// Appends `fuse_attr_out`.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the message becomes too long.
     pub fn put_attributes_alone(&self, answer: &mut Answer, facts: &Statx) -> Outcome<()> {
         answer.put_u64(VALID)?;
         answer.put_u64(0)?;
@@ -175,11 +207,19 @@ fn device(major: u32, minor: u32) -> u32 {
 }
 
 /// Attributes of a descriptor's file.
+///
+/// # Errors
+///
+/// Those of `statx`.
 pub fn facts(descriptor: impl AsFd) -> Outcome<Statx> {
     facts_with(descriptor, StatxFlags::empty())
 }
 
 /// As [`facts`], with more of them.
+///
+/// # Errors
+///
+/// Those of `statx`.
 pub fn facts_with(descriptor: impl AsFd, more: StatxFlags) -> Outcome<Statx> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID | more;
     rustix::fs::statx(descriptor, c"", AtFlags::EMPTY_PATH, wanted)

@@ -69,7 +69,11 @@ impl Handles {
         }
     }
 
-    /// Takes a place for one more. `ENFILE` if the guest has too many.
+    /// Takes a place for one more.
+    ///
+    /// # Errors
+    ///
+    /// `ENFILE` if the guest has too many.
     pub fn reserve(&self) -> Outcome<Slot> {
         self.budget.take()
     }
@@ -116,20 +120,29 @@ impl Handles {
         lock(&self.table).last = last;
     }
 
-    /// The open file with this number. `EBADF` if there is none, `ESTALE` if it was lost with a
-    /// capture.
+    /// The open file with this number.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is none, `ESTALE` if it was lost with a capture.
     pub fn file(&self, number: u64) -> Outcome<Arc<Handle>> {
         self.get(number, false)
     }
 
-    /// The open folder with this number. `EBADF` if there is none, `ESTALE` if it was lost with a
-    /// capture.
+    /// The open folder with this number.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is none, `ESTALE` if it was lost with a capture.
     pub fn folder(&self, number: u64) -> Outcome<Arc<Handle>> {
         self.get(number, true)
     }
 
-    /// Removes one; it is closed when the last request that uses it is done. `EBADF` if there is
-    /// none.
+    /// Removes one; it is closed when the last request that uses it is done.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is none.
     pub fn remove(&self, number: u64) -> Outcome<()> {
         let gone = lock(&self.table).handles.remove(&number);
         gone.map(drop).ok_or(Errno::BADF)

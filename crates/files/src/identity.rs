@@ -33,8 +33,11 @@ impl Identity {
         }
     }
 
-    /// Makes something in a folder, so that it belongs to this user and group of the guest. `EINVAL`
-    /// if they are no ids.
+    /// Makes something in a folder, so that it belongs to this user and group of the guest.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if they are no ids; otherwise that of `make`, or of `setresuid` and `setresgid`.
     pub fn create<T>(self, user: u32, group: u32, make: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
         if user == NONE || group == NONE {
             return Err(Errno::INVAL);
@@ -52,7 +55,11 @@ impl Identity {
         made
     }
 
-    /// The host's user and group, for a file of the guest's. `EPERM` if there are none.
+    /// The host's user and group, for a file of the guest's.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` if the host has none for them, `EINVAL` if they are no ids.
     pub fn owner(
         self,
         user: Option<u32>,

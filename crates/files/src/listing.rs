@@ -23,6 +23,12 @@ const LONGEST: usize = (19usize + 255 + 1).next_multiple_of(8);
 
 impl Folder {
     /// `READDIR`, and `READDIRPLUS`, whose entries are looked up as well.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed or asks for more than [`DATA_MAX`] bytes, `EBADF` or
+    /// `ESTALE` as in [`Handles::folder`](crate::handles::Handles::folder), `ESTALE` if the node is
+    /// unknown; otherwise that of the host's call, if no entry was read before.
     pub fn answer_readdir(
         &self,
         header: &Header,

@@ -95,7 +95,11 @@ impl Nodes {
         }
     }
 
-    /// The node with this number. `ESTALE` if there is none.
+    /// The node with this number.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if there is none.
     pub fn get(&self, number: u64) -> Outcome<Arc<Node>> {
         if number == ROOT {
             return Ok(Arc::clone(&self.root));
@@ -106,6 +110,9 @@ impl Nodes {
     }
 
     /// The number of this file, which an answer will name: an existing one, or a new one.
+    ///
+    /// # Errors
+    ///
     /// `ENFILE` if the guest has too many.
     pub fn remember(&self, descriptor: OwnedFd, facts: &Statx) -> Outcome<u64> {
         let identifier = Identifier::of(facts);
@@ -147,7 +154,10 @@ impl Nodes {
     }
 
     /// Adds a node of a captured session. Of two numbers for one file, the first one counts.
-    /// `ENFILE` if the guest has too many.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` for the second number of a file, `ENFILE` if the guest has too many.
     pub fn restore(
         &self,
         number: u64,

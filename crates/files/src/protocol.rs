@@ -114,16 +114,28 @@ impl<'a> Arguments<'a> {
     }
 
     /// A number of 32 bits.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there are fewer bytes.
     pub fn u32(&mut self) -> Outcome<u32> {
         self.take().map(u32::from_ne_bytes)
     }
 
     /// A number of 64 bits.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there are fewer bytes.
     pub fn u64(&mut self) -> Outcome<u64> {
         self.take().map(u64::from_ne_bytes)
     }
 
     /// So many bytes.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there are fewer.
     pub fn bytes(&mut self, length: usize) -> Outcome<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(length).ok_or(Errno::INVAL)?;
         self.0 = rest;
@@ -131,6 +143,10 @@ impl<'a> Arguments<'a> {
     }
 
     /// Passes over a field of 32 bits.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there are fewer bytes.
     pub fn skip(&mut self) -> Outcome<()> {
         self.u32().map(drop)
     }
@@ -146,8 +162,13 @@ impl<'a> Arguments<'a> {
         Ok(text)
     }
 
-    /// The name of something in a folder. `EINVAL` if it is empty, `.`, `..` or contains `/`: the
-    /// guest's kernel resolves paths, and the server never does.
+    /// The name of something in a folder. The guest's kernel resolves paths, and the server never
+    /// does.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is empty, `.`, `..`, contains `/` or does not end; `ENAMETOOLONG` if it is
+    /// longer than 255 bytes.
     pub fn name(&mut self) -> Outcome<&'a CStr> {
         let name = self.text(NAME_MAX)?;
         match name.to_bytes() {
@@ -158,11 +179,19 @@ impl<'a> Arguments<'a> {
     }
 
     /// The target of a symbolic link: any text, which only the guest follows.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it does not end, `ENAMETOOLONG` if it is longer than 4095 bytes.
     pub fn target(&mut self) -> Outcome<&'a CStr> {
         self.text(TARGET_MAX)
     }
 
     /// The name of an extended attribute.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it does not end, `ENAMETOOLONG` if it is longer than 255 bytes.
     pub fn attribute_name(&mut self) -> Outcome<&'a CStr> {
         self.text(NAME_MAX)
     }
@@ -172,7 +201,11 @@ impl<'a> Arguments<'a> {
         self.0
     }
 
-    /// `EINVAL` if anything is left.
+    /// Checks that nothing is left.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if something is.
     pub fn end(self) -> Outcome<()> {
         match self.0 {
             [] => Ok(()),
@@ -208,7 +241,11 @@ impl Answer {
         self.length - ANSWER_HEADER
     }
 
-    /// Appends bytes. `EIO` if the message becomes too long.
+    /// Appends bytes.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the message becomes too long.
     pub fn put(&mut self, bytes: &[u8]) -> Outcome<()> {
         self.fill(bytes.len(), |place| {
             place.copy_from_slice(bytes);
@@ -218,16 +255,28 @@ impl Answer {
     }
 
     /// Appends a number of 32 bits.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the message becomes too long.
     pub fn put_u32(&mut self, number: u32) -> Outcome<()> {
         self.put(&number.to_ne_bytes())
     }
 
     /// Appends a number of 64 bits.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the message becomes too long.
     pub fn put_u64(&mut self, number: u64) -> Outcome<()> {
         self.put(&number.to_ne_bytes())
     }
 
     /// Appends up to `most` bytes that the function writes; it returns how many. Returns the same.
+    ///
+    /// # Errors
+    ///
+    /// That of the function; `EIO` if the message could become too long.
     pub fn fill(
         &mut self,
         most: usize,

@@ -53,8 +53,8 @@ pub enum Refused {
     Damaged(&'static str),
 }
 
-/// By which a file is recognised after a capture: its path may lead to another one by then. Device
-/// numbers are not compared, because some file systems have others after each mount.
+/// Identifies a file after a capture: its path may lead to another one by then. Device numbers are
+/// not compared, because some file systems have others after each mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileId {
     kind: FileType,
@@ -65,10 +65,10 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// What is needed of a file.
+    /// The facts that [`FileId::of`] needs besides the basic ones.
     pub const FACTS: StatxFlags = StatxFlags::BTIME;
 
-    /// That of a file with these facts.
+    /// The identity of a file with these facts.
     pub fn of(facts: &Statx) -> FileId {
         let is_known = facts.stx_mask & StatxFlags::BTIME.bits() != 0;
         let born = facts.stx_btime;
@@ -88,16 +88,16 @@ impl FileId {
 pub enum Known {
     /// Its kernel knows it.
     Node {
-        /// By this number.
+        /// Its number.
         number: u64,
-        /// After so many lookups.
+        /// How many answers named it since it was last forgotten.
         lookups: u64,
     },
     /// It is open.
     Handle {
-        /// By this number.
+        /// Its number.
         number: u64,
-        /// With these flags.
+        /// Flags by which it can be opened again.
         flags: OFlags,
     },
 }
@@ -127,7 +127,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// Its bytes. `EFBIG` if they are too many.
+    /// Its bytes.
+    ///
+    /// # Errors
+    ///
+    /// `EFBIG` if it has more files than a guest can have, or too many bytes.
     pub fn encode(mut self) -> Outcome<Vec<u8>> {
         if (self.entries.len() + self.lost.len()) as u64 > FILES_MAX {
             return Err(Errno::FBIG);
@@ -200,6 +204,10 @@ pub struct Table<'a> {
 
 impl<'a> Table<'a> {
     /// Checks a saved session.
+    ///
+    /// # Errors
+    ///
+    /// If it has another version, is cut short, or no server can have saved it so.
     pub fn of(bytes: &'a [u8]) -> Result<Table<'a>, Refused> {
         let cut = |_| Refused::Damaged("it is cut short");
         let mut fields = Arguments(bytes);

@@ -58,6 +58,12 @@ pub enum ServeError {
 }
 
 /// Serves the folder until the other side closes its socket.
+///
+/// # Errors
+///
+/// If a descriptor is not inherited or is of another kind, this is not root but would act as
+/// others, too few descriptors may be open, the process can't be confined, or a thread can't be
+/// started.
 pub fn serve(options: &Options) -> Result<(), ServeError> {
     let (channel, folder) = inherited(options)?;
     let limit = descriptors::raise_limit(DESCRIPTORS_MAX + RESERVE);

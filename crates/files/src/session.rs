@@ -37,6 +37,10 @@ const CONGESTED: u16 = 48;
 
 impl Folder {
     /// `INIT`: a new session. Nodes and handles of an earlier one are dropped.
+    ///
+    /// # Errors
+    ///
+    /// `EPROTO` if the guest's protocol is too old, `EINVAL` if the message is malformed.
     pub fn answer_init(&self, mut arguments: Arguments<'_>, answer: &mut Answer) -> Outcome<()> {
         let (major, minor) = (arguments.u32()?, arguments.u32()?);
         let (readahead, flags) = (arguments.u32()?, arguments.u32()?);

@@ -16,6 +16,11 @@ pub fn permissions(mode: u32) -> Mode {
 
 impl Folder {
     /// `LOOKUP`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` or `ENAMETOOLONG` if the message is malformed, `ESTALE` if the folder is unknown,
+    /// `ENFILE` if the guest has too many nodes; otherwise that of `openat2`, such as `ENOENT`.
     pub fn answer_lookup(
         &self,
         header: &Header,
@@ -34,12 +39,20 @@ impl Folder {
     }
 
     /// `FORGET`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed; the guest gets no answer.
     pub fn forget(&self, header: &Header, mut arguments: Arguments<'_>) -> Outcome<()> {
         self.nodes.forget(header.node, arguments.u64()?);
         Ok(())
     }
 
     /// `BATCH_FORGET`. The message's length bounds their number.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the message is malformed; the guest gets no answer.
     pub fn forget_many(&self, mut arguments: Arguments<'_>) -> Outcome<()> {
         let count = arguments.u32()?;
         arguments.skip()?;
@@ -51,6 +64,11 @@ impl Folder {
     }
 
     /// `READLINK`.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if the node is unknown, `EINVAL` if it is no symbolic link; otherwise that of
+    /// `readlinkat`.
     pub fn answer_readlink(&self, header: &Header, answer: &mut Answer) -> Outcome<()> {
         let node = self.nodes.get(header.node)?;
         if node.kind != FileType::Symlink {
@@ -61,6 +79,10 @@ impl Folder {
     }
 
     /// `SYMLINK`.
+    ///
+    /// # Errors
+    ///
+    /// As in [`Folder::answer_mkdir`]; `ENAMETOOLONG` also for the target.
     pub fn answer_symlink(
         &self,
         header: &Header,
@@ -76,6 +98,11 @@ impl Folder {
     }
 
     /// `MKNOD`.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` for a device, `EINVAL` for another kind that is not made; otherwise as in
+    /// [`Folder::answer_mkdir`].
     pub fn answer_mknod(
         &self,
         header: &Header,
@@ -101,6 +128,12 @@ impl Folder {
     }
 
     /// `MKDIR`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` or `ENAMETOOLONG` if the message is malformed, `ESTALE` if the folder is unknown,
+    /// `ENFILE` if the guest has too many nodes; otherwise that of the host's call, such as
+    /// `EEXIST`.
     pub fn answer_mkdir(
         &self,
         header: &Header,
@@ -131,6 +164,11 @@ impl Folder {
     }
 
     /// `UNLINK` and `RMDIR`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` or `ENAMETOOLONG` if the message is malformed, `ESTALE` if the folder is unknown;
+    /// otherwise that of `unlinkat`.
     pub fn remove(
         &self,
         header: &Header,
@@ -144,12 +182,21 @@ impl Folder {
     }
 
     /// `RENAME`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` or `ENAMETOOLONG` if the message is malformed, `ESTALE` if a folder is unknown;
+    /// otherwise that of `renameat2`.
     pub fn rename(&self, header: &Header, mut arguments: Arguments<'_>) -> Outcome<()> {
         let folder = arguments.u64()?;
         self.rename_to(header, folder, arguments, RenameFlags::empty())
     }
 
     /// `RENAME2`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a whiteout or an unknown flag; otherwise as in [`Folder::rename`].
     pub fn rename_with(&self, header: &Header, mut arguments: Arguments<'_>) -> Outcome<()> {
         let folder = arguments.u64()?;
         let flags = RenameFlags::from_bits_retain(arguments.u32()?);
@@ -175,6 +222,10 @@ impl Folder {
     }
 
     /// `LINK`.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if the existing node is unknown; otherwise as in [`Folder::answer_mkdir`].
     pub fn answer_link(
         &self,
         header: &Header,

@@ -60,7 +60,12 @@ impl Freezer {
         }
     }
 
-    /// Freezes every program except this one. After a failure no program is left frozen.
+    /// Freezes every program except this one.
+    ///
+    /// # Errors
+    ///
+    /// If there are no cgroups of version 2, a cgroup can't be read, made or joined, one does not
+    /// freeze in time, or new processes come too fast. No program is left frozen then.
     pub fn freeze(&self) -> Result<Frozen, String> {
         if !files::exists(format!("{}/cgroup.procs", self.root)) {
             return Err(format!(

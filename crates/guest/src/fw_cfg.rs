@@ -58,12 +58,20 @@ impl FwCfg {
     }
 
     /// Reads a file of at most `limit` bytes; `None` if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// If the device can't be read, or the file is larger than `limit`.
     pub fn read(&self, name: &str, limit: usize) -> Result<Option<Vec<u8>>, String> {
         let [content] = self.read_each([(name, limit)])?;
         Ok(content)
     }
 
-    /// Reads several files with one read of the directory.
+    /// Reads several files, each of at most so many bytes, with one read of the directory.
+    ///
+    /// # Errors
+    ///
+    /// If the device can't be read, or a file is larger than its limit.
     pub fn read_each<const N: usize>(
         &self,
         files: [(&str, usize); N],

@@ -77,6 +77,10 @@ impl<'a> PollSet<'a> {
     }
 
     /// Waits until a descriptor is ready or the timeout is over; returns the ready ones.
+    ///
+    /// # Errors
+    ///
+    /// If `poll` fails, other than by a signal.
     pub fn wait(mut self, timeout_ns: Option<u64>) -> Result<Vec<(Token, PollFlags)>> {
         let timeout = timeout_ns.map(|ns| Timespec {
             tv_sec: (ns / 1_000_000_000) as i64,

@@ -85,7 +85,7 @@ impl Service {
         }
     }
 
-    /// When [`Self::advance`] or [`Self::settle`] has something to do.
+    /// When [`Self::advance`] or [`Self::settle`] has something to do, CLOCK_MONOTONIC nanoseconds.
     pub fn deadline(&self) -> Option<u64> {
         match &self.state {
             State::Stopped { start_at } => *start_at,
@@ -204,7 +204,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The delay after a run of this length.
+    /// The delay after a run of this length, nanoseconds.
     pub fn next(&mut self, ran_ns: u64) -> u64 {
         self.last_ns = if self.last_ns == 0 || ran_ns >= LONGEST_WAIT_NS {
             FIRST_WAIT_NS

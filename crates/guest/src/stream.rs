@@ -60,6 +60,10 @@ impl FrameStream {
     }
 
     /// Passes as many queued bytes to the kernel as it accepts.
+    ///
+    /// # Errors
+    ///
+    /// If the peer is gone or `send` fails; not if the kernel accepts no more now.
     pub fn flush(&mut self) -> Result<(), Errno> {
         while !self.unsent.is_empty() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -89,6 +93,10 @@ impl FrameStream {
     }
 
     /// The next complete message.
+    ///
+    /// # Errors
+    ///
+    /// If what was received is no message of this type, or is too long.
     #[allow(clippy::should_implement_trait)] // the type is chosen at each call
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
         self.decoder.next()

@@ -35,6 +35,11 @@ impl Channel {
     }
 
     /// Receives the request.
+    ///
+    /// # Errors
+    ///
+    /// If the daemon has closed the channel, it can't be read, or the message is not a valid
+    /// request of this version.
     pub fn request(&self) -> Result<Request, RequestError> {
         let mut socket = jiffy_sys::mutex::lock(&self.0);
         let mut head = [0; 4];

@@ -52,7 +52,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Has the daemon died before this process set its death signal?
+/// Whether the daemon died before this process set its death signal.
 fn is_closed(channel: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(channel, PollFlags::empty())];
     let now = Timespec {

@@ -7,12 +7,20 @@ use std::path::Path;
 
 /// Lets the program with this user traverse a folder, and nothing else; does nothing if programs
 /// have no user of their own.
+///
+/// # Errors
+///
+/// If chown(2) or chmod(2) fails.
 pub fn open_folder(folder: &Path, user: Option<u32>) -> io::Result<()> {
     user.map_or(Ok(()), |user| open_to(folder, user, 0o710))
 }
 
 /// Lets the members of this folder's group connect to the socket: one program, or all of them. Does
 /// nothing if it is this process's group.
+///
+/// # Errors
+///
+/// If the folder can't be examined, or chown(2) or chmod(2) of the socket fails.
 pub fn open_socket(socket: &Path, folder: &Path) -> io::Result<()> {
     let group = fs::metadata(folder)?.gid();
     match group == rustix::process::getegid().as_raw() {

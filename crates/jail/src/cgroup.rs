@@ -88,6 +88,11 @@ impl Cgroups {
     /// the group of this process was delegated to it. In that case, and for other users, it is
     /// within the process's group, and this process moves to a sibling of it, because a group with
     /// controllers for its children can't contain processes.
+    ///
+    /// # Errors
+    ///
+    /// If version 2 is not mounted, if a group can't be created or this process can't be moved, or
+    /// if a controller can't be enabled.
     pub fn of_host(name: &str) -> Result<Arc<Cgroups>, CgroupError> {
         let top = Path::new(HIERARCHY);
         if !statfs(top).is_ok_and(|facts| facts.f_type == MAGIC) {
@@ -128,8 +133,12 @@ impl Cgroups {
         &self.folder
     }
 
-    /// Creates the group of a program that is to be started, with a limit for its threads and
-    /// processes.
+    /// Creates the group of a program that is to be started, with a limit for the number of its
+    /// threads and processes together (`pids.max`).
+    ///
+    /// # Errors
+    ///
+    /// If the group can't be created or opened, or its `pids.max` can't be written.
     pub fn make(self: &Arc<Cgroups>, processes: u64) -> io::Result<Cgroup> {
         let mut state = self.lock();
         state
@@ -188,8 +197,13 @@ impl Cgroups {
         }
     }
 
-    /// Has the kernel throttle a running program once it has allocated this many more bytes;
-    /// `None`: never. The kernel reclaims memory first.
+    /// Makes the kernel throttle a running program once it has allocated this many more bytes
+    /// (`memory.high`); `None`: never. The kernel reclaims memory first.
+    ///
+    /// # Errors
+    ///
+    /// If `memory.current` or `memory.high` of its group can't be accessed. A program in none of
+    /// these groups is no error.
     pub fn limit_growth(&self, pid: u32, bytes: Option<u64>) -> io::Result<()> {
         let Some(folder) = self.folder_of(pid) else {
             return Ok(());
@@ -233,11 +247,20 @@ impl Cgroup {
     }
 
     /// Moves a process into the group.
+    ///
+    /// # Errors
+    ///
+    /// If `cgroup.procs` can't be written: `ESRCH` if there is no such process.
     pub fn admit(&self, pid: u32) -> io::Result<()> {
         self.set("cgroup.procs", &pid.to_string())
     }
 
     /// Sets the limits of the program.
+    ///
+    /// # Errors
+    ///
+    /// If `memory.max`, `cpu.max`, `cpu.weight` or `cpu.weight.nice` can't be written; earlier ones
+    /// are set then. A missing `io.weight` is no error.
     pub fn set_limits(&self, share: &Share) -> io::Result<()> {
         self.set("memory.max", &share.memory.to_string())?;
         self.set_quota(share.processors)?;
@@ -252,7 +275,12 @@ impl Cgroup {
         }
     }
 
-    /// Changes the number of processors that a program may use.
+    /// Changes the number of processors that a program may use. It may use one more, for its
+    /// threads that are not vCPUs.
+    ///
+    /// # Errors
+    ///
+    /// If `cpu.max` or `cpu.weight` can't be written.
     pub fn set_processors(&self, processors: u32) -> io::Result<()> {
         self.set_quota(processors)?;
         self.set_weight(processors)
@@ -272,7 +300,13 @@ impl Cgroup {
         self.set("cpu.weight", &weight)
     }
 
-    /// Raises the memory limit to at least the current usage plus `bytes`, and lifts throttling.
+    /// Raises the memory limit to at least the current usage plus `bytes`, and ends the throttling
+    /// of [`Cgroups::limit_growth`].
+    ///
+    /// # Errors
+    ///
+    /// If `memory.high` or `memory.max` can't be written, or `memory.current` or `memory.max` can't
+    /// be read.
     pub fn raise_memory_limit(&self, bytes: u64) -> io::Result<()> {
         self.set("memory.high", "max")?;
         let wanted = self.number("memory.current")?.saturating_add(bytes);
@@ -284,6 +318,10 @@ impl Cgroup {
 
     /// Changes the memory limit to `bytes`, but to no less than the current usage plus `headroom`:
     /// with less than is used, the kernel would kill the program.
+    ///
+    /// # Errors
+    ///
+    /// If `memory.current` can't be read, or `memory.max` can't be written.
     pub fn set_memory_limit(&self, bytes: u64, headroom: u64) -> io::Result<()> {
         let least = self.number("memory.current")?.saturating_add(headroom);
         self.set("memory.max", &bytes.max(least).to_string())

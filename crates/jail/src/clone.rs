@@ -17,6 +17,10 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// `namespaces` are `CLONE_NEW…` flags; with `cgroup` the process starts in that cgroup. Returns
 /// its process id.
 ///
+/// # Errors
+///
+/// If clone3(2) fails. That `child` fails is no error: it tells that in `context`.
+///
 /// # Safety
 ///
 /// `child` runs in the memory of this process while other threads continue, so it may only do what

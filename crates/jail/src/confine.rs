@@ -69,6 +69,10 @@ pub fn has_landlock() -> bool {
 }
 
 /// Hardens this process: no new privileges, no core dump, and memory that only root may inspect.
+///
+/// # Errors
+///
+/// If prctl(2) or setrlimit(2) fails; the process may be hardened in part then.
 pub fn harden() -> Result<(), ConfineError> {
     set_no_new_privs(true).map_err(failed("setting no-new-privileges"))?;
     let none = Rlimit {
@@ -85,6 +89,12 @@ pub fn harden() -> Result<(), ConfineError> {
 /// are not confined.
 ///
 /// Returns false where the kernel has no Landlock: then the folders are not enforced.
+///
+/// # Errors
+///
+/// If [`harden`] fails, if the capabilities can't be dropped, if a folder can't be opened (except a
+/// missing one of those to be read), or if the kernel refuses the rules. The process may be
+/// confined in part then.
 pub fn confine(folders: &Folders<'_>) -> Result<bool, ConfineError> {
     harden()?;
     keep(CapabilitySet::DAC_OVERRIDE)?;
@@ -93,6 +103,10 @@ pub fn confine(folders: &Folders<'_>) -> Result<bool, ConfineError> {
 
 /// Like [`confine`], for a process that has all its files open already: without any folder, TCP and
 /// capability.
+///
+/// # Errors
+///
+/// As for [`confine`], but there is no folder.
 pub fn seal() -> Result<bool, ConfineError> {
     harden()?;
     keep(CapabilitySet::empty())?;

@@ -86,6 +86,10 @@ impl LaunchError {
 
 impl Jail<'_> {
     /// Creates the empty folders that jails need.
+    ///
+    /// # Errors
+    ///
+    /// If a folder can't be created, or chmod(2) of it fails.
     pub fn prepare(run: &Path) -> io::Result<()> {
         let empty = run.join(EMPTY);
         let root = empty.join(OsStr::from_bytes(child::INNER.to_bytes()));
@@ -99,6 +103,12 @@ impl Jail<'_> {
 
     /// Starts the program in a new session. Returns its process id in this process's namespace; the
     /// caller must reap it.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::Start`] if a path or a string contains a zero byte, no descriptor is free, or
+    /// clone3(2) fails. [`LaunchError::Step`] if the new process fails before or at the execution
+    /// of the program. No process is left then.
     pub fn launch(&self, program: &Program<'_>) -> Result<u32, LaunchError> {
         self.start(Some(program))
     }

@@ -7,14 +7,20 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// No programs with other rights, no devices, no programs at all.
+/// Attributes (`MOUNT_ATTR_…`) of a mount without set-user-id programs, without devices, and on
+/// which no program can be executed.
 pub const HARMLESS: u64 =
     libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
 
 /// Clones the mount of a folder, detached from any namespace: `..` of it is the folder itself. With
-/// `inner`, clones the mounts below as well. Sets these attributes of it (mount_setattr(2)).
+/// `inner`, clones the mounts below as well. Sets these attributes of it (`MOUNT_ATTR_…`,
+/// mount_setattr(2)).
 ///
 /// Allocates nothing and takes no lock.
+///
+/// # Errors
+///
+/// If open_tree(2) or mount_setattr(2) fails.
 pub fn detached(
     parent: impl AsFd,
     folder: &CStr,
@@ -55,6 +61,11 @@ pub fn detached(
 
 /// Moves this process, which has one thread, into a new user namespace, in which it has all
 /// capabilities over new mounts and none over the host, and into a new mount namespace.
+///
+/// # Errors
+///
+/// If unshare(2) fails: such as `EPERM` if the host does not allow user namespaces, `EINVAL` if the
+/// process has further threads.
 pub fn enter_namespace() -> Result<(), Errno> {
     // SAFETY: the table of descriptors stays shared.
     unsafe { unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNS) }

@@ -26,8 +26,7 @@ pub const FOR_FILES: CapabilitySet = CapabilitySet::CHOWN
 /// A confined process's folder.
 #[derive(Debug)]
 pub struct Rooted {
-    /// The folder (`O_PATH`); `..` of it is the folder itself unless there
-    /// is `no_own_root`.
+    /// The folder (`O_PATH`); `..` of it is the folder itself unless `no_own_root` is set.
     pub folder: OwnedFd,
     /// The process's own descriptors (`/proc/self/fd`, `O_PATH`).
     pub descriptors: OwnedFd,
@@ -42,6 +41,13 @@ pub struct Rooted {
 /// root, drops its capabilities, and restricts it by Landlock. With `users`, a root process keeps
 /// [`FOR_FILES`], also after it changes its effective user. Nothing in the folder can be executed,
 /// and no device opened.
+///
+/// # Errors
+///
+/// If neither a mount of the folder nor the folder itself can be opened, if [`harden`] fails, if
+/// groups or capabilities can't be dropped, or if the kernel refuses the Landlock rules. The
+/// process may be confined in part then. A host that allows no root of its own is no error
+/// ([`Rooted::no_own_root`]).
 pub fn confine(
     folder: BorrowedFd<'_>,
     read_only: bool,

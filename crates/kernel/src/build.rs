@@ -53,6 +53,10 @@ pub enum BuildError {
 /// Builds a flavour, or finds it in the cache, and returns the path of its vmlinux.
 ///
 /// `folder` contains the `build` script. `progress` is called while it runs.
+///
+/// # Errors
+///
+/// If the script can't be run, fails, or prints no path of a file.
 pub fn build(
     folder: &Path,
     flavour: Flavour,

@@ -38,6 +38,11 @@ pub enum ConfigError {
 
 impl Config {
     /// Parses a `.config`, `/proc/config` or `/boot/config-*`.
+    ///
+    /// # Errors
+    ///
+    /// If the text is larger than [`MAX_TEXT`], a line is neither an option nor a comment, or no
+    /// option is set.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         if text.len() > MAX_TEXT {
             return Err(ConfigError::TooLarge(text.len()));

@@ -166,7 +166,12 @@ pub fn cache_folder() -> Option<PathBuf> {
     Some(cache.join("jiffy/kernel"))
 }
 
-/// Lists the kernels in these folders; a folder that does not exist is empty.
+/// Lists the kernels in these folders. A folder that does not exist is empty; a kernel that can't
+/// be used is listed as broken.
+///
+/// # Errors
+///
+/// If a folder exists and can't be read.
 pub fn list(folders: &[(Origin, &Path)]) -> Result<Kernels, ListError> {
     let mut found = Kernels::default();
     for &(origin, folder) in folders {

@@ -21,6 +21,11 @@ pub struct AgentAddress {
 
 impl AgentAddress {
     /// Starts a program; see [`Request::Exec`].
+    ///
+    /// # Errors
+    ///
+    /// If the agent does not accept a connection within 60 s, or it is lost. [`Session::receive`]
+    /// shows that the agent can't start the program, or refuses the token.
     pub fn exec(&self, command: Command, keep_output: bool) -> Result<Session, MachineError> {
         let stream = self.request(&Request::Exec {
             command,
@@ -30,7 +35,12 @@ impl AgentAddress {
         Ok(Session { stream, receiver })
     }
 
-    /// Asks the machine to shut down. Returns once it has begun.
+    /// Asks the machine to shut down. Programs have `grace` after SIGTERM. Does not wait for the
+    /// end.
+    ///
+    /// # Errors
+    ///
+    /// If the agent does not accept a connection within 60 s, or it is lost.
     pub fn power_off(&self, grace: Duration) -> Result<(), MachineError> {
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         self.request(&Request::PowerOff { grace_ms })
@@ -72,6 +82,10 @@ pub struct Session {
 
 impl Session {
     /// A second handle, for sending from another thread.
+    ///
+    /// # Errors
+    ///
+    /// If `dup` fails.
     pub fn sender(&self) -> Result<Sender, MachineError> {
         self.stream
             .try_clone()
@@ -80,11 +94,20 @@ impl Session {
     }
 
     /// Waits for the next message of the program; `None` once the connection is closed.
+    ///
+    /// # Errors
+    ///
+    /// If the connection is lost, the time of [`set_time_limit`](Session::set_time_limit) passes,
+    /// or a message is malformed.
     pub fn receive(&mut self) -> Result<Option<ExecOutput>, MachineError> {
         self.receiver.receive().map_err(MachineError::Agent)
     }
 
     /// Sets a timeout for [`receive`](Session::receive).
+    ///
+    /// # Errors
+    ///
+    /// If `limit` is zero.
     pub fn set_time_limit(&self, limit: Option<Duration>) -> Result<(), MachineError> {
         self.stream
             .set_read_timeout(limit)
@@ -104,6 +127,10 @@ pub struct Sender(TcpStream);
 
 impl Sender {
     /// Sends one message.
+    ///
+    /// # Errors
+    ///
+    /// If the message is too large, or the connection is lost.
     pub fn send(&mut self, input: &ExecInput) -> Result<(), MachineError> {
         send(&mut self.0, input).map_err(MachineError::Agent)
     }

@@ -8,6 +8,10 @@ use std::process::Command;
 
 /// Creates the disk if it is missing: sparse, formatted, then renamed, so that an
 /// incomplete disk is never used.
+///
+/// # Errors
+///
+/// If there is no mkfs.xfs or it fails, or the file can't be created.
 pub fn ensure(path: &Path, size_gib: u32) -> Result<(), MachineError> {
     if path.exists() {
         return Ok(());
@@ -26,6 +30,10 @@ pub fn ensure(path: &Path, size_gib: u32) -> Result<(), MachineError> {
 }
 
 /// Finds mkfs.xfs.
+///
+/// # Errors
+///
+/// If it is not on `PATH`.
 pub fn find_mkfs() -> Result<PathBuf, MachineError> {
     on_path("mkfs.xfs").ok_or(MachineError::NoMkfs)
 }

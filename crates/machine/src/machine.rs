@@ -151,6 +151,12 @@ impl Machine {
 
     /// Starts the machine, unless it runs. If several callers start it, one does and the others
     /// wait. Options are saved; they apply from the next start.
+    ///
+    /// # Errors
+    ///
+    /// If an option is out of range or the disk has another size, a program, a file or the disk
+    /// can't be used, the machine is not ready in time, or it stays paused because the host's disk
+    /// is full.
     pub fn start(
         &self,
         options: Options,
@@ -297,6 +303,10 @@ impl Machine {
     }
 
     /// Shuts the machine and its VMs down; returns whether it ran.
+    ///
+    /// # Errors
+    ///
+    /// If QEMU does not end, another process uses the disk, or a file can't be removed.
     pub fn stop(&self) -> Result<bool, MachineError> {
         let _lock = self.lock()?;
         self.stop_locked()
@@ -345,6 +355,10 @@ impl Machine {
     }
 
     /// Its state and size.
+    ///
+    /// # Errors
+    ///
+    /// If the saved size can't be read.
     pub fn status(&self) -> Result<Status, MachineError> {
         use std::os::unix::fs::MetadataExt;
         let mut size = Size::load(&self.size_file())?;
@@ -386,6 +400,10 @@ impl Machine {
 
     /// Stops the machine and removes its options and its disk with all VMs and images. Returns
     /// whether anything existed.
+    ///
+    /// # Errors
+    ///
+    /// If QEMU does not end, another process uses the disk, or a file can't be removed.
     pub fn remove(&self) -> Result<bool, MachineError> {
         let _lock = self.lock()?;
         let was = self.stop_locked()? | self.has_disk() | self.size_file().exists();

@@ -80,6 +80,10 @@ impl Size {
     }
 
     /// Reads the saved size; the default if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, is of another version, or has a value out of range.
     pub fn load(path: &Path) -> Result<Size, MachineError> {
         let saved = |message: String| MachineError::Saved {
             path: path.into(),
@@ -105,13 +109,21 @@ impl Size {
     }
 
     /// Saves it atomically.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be written.
     pub fn save(&self, path: &Path) -> Result<(), MachineError> {
         let bytes = serde_json::to_vec_pretty(self)
             .map_err(|error| MachineError::file(path, error.into()))?;
         jiffy_sys::durable::replace(path, &bytes).map_err(|error| MachineError::file(path, error))
     }
 
-    /// Applies `options`; an error if a value is out of range.
+    /// Applies `options`.
+    ///
+    /// # Errors
+    ///
+    /// If a value is out of range, or the shares are not valid (see [`shares::check`]).
     pub fn with(mut self, options: Options) -> Result<Size, MachineError> {
         self.memory_mib = options.memory_mib.unwrap_or(self.memory_mib);
         self.cpus = options.cpus.unwrap_or(self.cpus);

@@ -106,6 +106,10 @@ pub enum Ready {
 }
 
 /// Sends one message.
+///
+/// # Errors
+///
+/// If it can't be encoded in a frame, or the stream fails.
 pub fn send<T: Serialize>(out: &mut impl Write, message: &T) -> io::Result<()> {
     let bytes = frame::to_vec(message).map_err(io::Error::other)?;
     out.write_all(&bytes)
@@ -133,6 +137,11 @@ impl<R: Read> Receiver<R> {
     }
 
     /// Reads the next message; `None` if the stream ends between two messages.
+    ///
+    /// # Errors
+    ///
+    /// If the stream fails or ends in a message (`UnexpectedEof`), or a message is malformed
+    /// (`InvalidData`).
     pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         loop {
             match self.decoder.next() {

@@ -238,7 +238,11 @@ pub fn authorities() -> Option<&'static Path> {
     BUNDLES.iter().map(Path::new).find(|path| path.is_file())
 }
 
-/// Finds QEMU.
+/// The path of QEMU.
+///
+/// # Errors
+///
+/// If it is not on `PATH`.
 pub fn find() -> Result<PathBuf, MachineError> {
     on_path("qemu-system-x86_64").ok_or(MachineError::NoQemu)
 }

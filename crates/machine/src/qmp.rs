@@ -20,6 +20,10 @@ pub struct Control {
 
 impl Control {
     /// Connects and negotiates capabilities.
+    ///
+    /// # Errors
+    ///
+    /// If QEMU does not answer within 60 s, or it refuses.
     pub fn connect(path: &Path) -> Result<Control, MachineError> {
         let stream = connect_within(path, PATIENCE).map_err(failed)?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
@@ -32,6 +36,10 @@ impl Control {
     }
 
     /// Runs one command and returns its result.
+    ///
+    /// # Errors
+    ///
+    /// If QEMU does not answer within 60 s, closes the socket, or answers with an error.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, MachineError> {
         let mut request = json!({ "execute": command });
         if !arguments.is_null() {
@@ -53,12 +61,20 @@ impl Control {
     }
 
     /// QEMU's name of the machine's state: `running`, `io-error`, …
+    ///
+    /// # Errors
+    ///
+    /// If [`execute`](Control::execute) fails.
     pub fn status(&mut self) -> Result<String, MachineError> {
         let answer = self.execute("query-status", Value::Null)?;
         Ok(answer["status"].as_str().unwrap_or("unknown").into())
     }
 
     /// The host's port that is forwarded to `guest_port` of the machine.
+    ///
+    /// # Errors
+    ///
+    /// If the port is not forwarded, or [`execute`](Control::execute) fails.
     pub fn forwarded_port(&mut self, guest_port: u16) -> Result<u16, MachineError> {
         let answer = self.execute(
             "human-monitor-command",

@@ -25,7 +25,7 @@ impl Servers {
     ///
     /// # Errors
     ///
-    /// A folder can't be opened, or the program can't be started; then none runs.
+    /// If a folder can't be opened, or the program can't be started; then none runs.
     pub fn start(
         program: &Path,
         shares: &[Share],

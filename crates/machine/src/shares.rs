@@ -31,7 +31,7 @@ impl Share {
     ///
     /// # Errors
     ///
-    /// It does not exist, is no folder, or its path is not UTF-8.
+    /// If it does not exist, is no folder, or its path is not UTF-8.
     pub fn of(path: &Path, read_only: bool) -> Result<Share, MachineError> {
         let refused =
             |why: &str| MachineError::Options(format!("{} can't be shared: {why}", path.display()));
@@ -76,7 +76,11 @@ pub fn holder<'a>(shares: &'a [Share], path: &Path) -> Option<&'a Share> {
         .max_by_key(|share| share.path.len())
 }
 
-/// Refuses more than [`MOST`] folders, a folder that is shared twice, and paths that are not absolute.
+/// Checks a list of shares.
+///
+/// # Errors
+///
+/// If there are more than [`MOST`], a folder is shared twice, or a path is not absolute.
 pub fn check(shares: &[Share]) -> Result<(), MachineError> {
     if shares.len() > MOST {
         return Err(MachineError::Options(format!(

@@ -9,6 +9,10 @@ use std::time::Duration;
 
 /// Runs `argv` (if empty, a shell) in the machine with this process's stdin, stdout and stderr.
 /// Returns the exit status as a shell would show it.
+///
+/// # Errors
+///
+/// If the agent can't be reached, the program can't be started, or the connection is lost.
 pub fn run(agent: &AgentAddress, argv: &[String]) -> Result<i32, MachineError> {
     let terminal = isatty(io::stdin()) && isatty(io::stdout());
     let argv = if argv.is_empty() {

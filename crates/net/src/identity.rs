@@ -28,6 +28,10 @@ pub struct VmId([u8; 6]);
 
 impl VmId {
     /// Parses an id.
+    ///
+    /// # Errors
+    ///
+    /// If `text` is not 12 lower-case hexadecimal digits.
     pub fn parse(text: &str) -> Result<VmId, Error> {
         let wrong = || Error::Id(text.chars().take(40).collect());
         let digits = text.as_bytes();

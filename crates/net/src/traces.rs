@@ -26,7 +26,11 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Those of this thread's namespace.
+    /// Reads what this thread's namespace contains.
+    ///
+    /// # Errors
+    ///
+    /// If a netlink socket can't be opened, or the kernel refuses to list something.
     pub fn find() -> Result<Traces, Error> {
         let mut route = Channel::route()
             .map_err(|error| Error::kernel("opening a netlink socket")(Refusal::Socket(error)))?;

@@ -30,8 +30,11 @@ impl Processor {
         }
     }
 
-    /// The features that guests can have here, or why they are not known, for example without
-    /// KVM. Queried once.
+    /// The features that guests can have here. Queried once.
+    ///
+    /// # Errors
+    ///
+    /// If they are not known, for example without KVM: why.
     pub async fn host(&self) -> std::result::Result<&Host, String> {
         let asked = self.host.get_or_try_init(|| ask(&self.vmm)).await;
         asked.inspect_err(|why| debug!(why, "this host's processor is not known"))
@@ -46,7 +49,11 @@ impl Processor {
         }
     }
 
-    /// Refuses a captured VM that this host's processor can't run.
+    /// Checks that this host's processor can run a captured VM, which `what` names.
+    ///
+    /// # Errors
+    ///
+    /// If it lacks a feature that the guest has.
     pub async fn check(&self, what: &str, guest: Option<&Profile>) -> Result<()> {
         let Some(guest) = guest else {
             return Ok(());

@@ -79,6 +79,11 @@ pub enum ManifestError {
 }
 
 /// Parses a manifest or index that was announced with this media type.
+///
+/// # Errors
+///
+/// If the media type is neither that of an image nor that of an index, or is Docker's schema 1; if
+/// the bytes are not such JSON, name another type, or have the fields of both.
 pub fn parse(bytes: &[u8], media_type: &str) -> Result<Content, ManifestError> {
     if media_type::DOCKER_SCHEMA_1.contains(&media_type) {
         return Err(ManifestError::Schema1);

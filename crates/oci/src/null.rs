@@ -4,6 +4,10 @@ use serde::{Deserialize, Deserializer};
 
 /// Reads `null`, which Go writes for empty lists and maps, as the empty value; for serde's
 /// `deserialize_with`.
+///
+/// # Errors
+///
+/// If the value is neither `null` nor a `T`.
 pub fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

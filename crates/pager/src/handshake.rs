@@ -5,11 +5,11 @@ use crate::sentence::bounded;
 use jiffy_wire::pager::Mapping;
 use std::ops::Range;
 
-/// Bytes of the message, at most.
+/// Most bytes of the message.
 pub const MAX_BYTES: usize = 64 << 10;
-/// Mappings in it, at most.
+/// Most mappings in it.
 pub const MAX_MAPPINGS: usize = 64;
-/// Bytes of one VM's memory, at most.
+/// Most bytes of one VM's memory.
 pub const MAX_MEMORY: u64 = 1 << 40;
 const MIN_PAGE: u64 = 4 << 10;
 const MAX_PAGE: u64 = 2 << 20;
@@ -22,16 +22,16 @@ pub enum HandshakeError {
     /// It is not the expected JSON.
     #[error("the handshake is not a JSON array of mappings: {0}")]
     Json(String),
-    /// Too long, or something follows the array.
+    /// It is too long, or something follows the array.
     #[error("the handshake is longer than {MAX_BYTES} bytes")]
     TooLong,
-    /// None or too many.
+    /// It has no mappings or too many.
     #[error("the handshake has {0} mappings; 1 to {MAX_MAPPINGS} are served")]
     Count(usize),
     /// One mapping makes no sense.
     #[error("mapping {index} of the handshake {what}")]
     Mapping {
-        /// Which, from 0.
+        /// Its index, from 0.
         index: usize,
         /// What is wrong with it.
         what: &'static str,
@@ -61,6 +61,10 @@ pub enum Progress {
 }
 
 /// Parses the bytes received so far.
+///
+/// # Errors
+///
+/// If they are no JSON array of mappings, or [`MAX_BYTES`] were received and it is not complete.
 pub fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
     match serde_json::from_slice(bytes) {
         Ok(mappings) => Ok(Progress::Mappings(mappings)),
@@ -90,6 +94,12 @@ pub struct Layout(Vec<Region>);
 
 impl Layout {
     /// Checks mappings against an image of `image_size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// If there are none or more than [`MAX_MAPPINGS`], one is not in whole pages of 4 KiB to 2 MiB
+    /// or outside of the address space or the image, two overlap, or all have more than
+    /// [`MAX_MEMORY`] bytes.
     pub fn new(mappings: &[Mapping], image_size: u64) -> Result<Layout, HandshakeError> {
         if !(1..=MAX_MAPPINGS).contains(&mappings.len()) {
             return Err(HandshakeError::Count(mappings.len()));

@@ -50,6 +50,11 @@ pub trait ChunkImage: Send + Sync {
 
     /// Reads one chunk into `bytes`, which is as long as any chunk; the last
     /// one is padded.
+    ///
+    /// # Errors
+    ///
+    /// If the chunk can't be read from the file or fetched from an origin, or does not have the
+    /// right bytes.
     fn read(
         &self,
         decoder: &mut Decoder,
@@ -58,6 +63,10 @@ pub trait ChunkImage: Send + Sync {
     ) -> Result<Content, Unreadable>;
 
     /// The chunks a restore needs.
+    ///
+    /// # Errors
+    ///
+    /// If the list can't be read.
     fn working_set(&self) -> Result<Vec<u32>, Unreadable> {
         Ok(Vec::new())
     }
@@ -68,12 +77,20 @@ pub trait ChunkImage: Send + Sync {
     }
 
     /// Reads a range of the file, without decoding.
+    ///
+    /// # Errors
+    ///
+    /// If the image has no file, or it can't be read.
     fn read_stored(&self, offset: u64, into: &mut [u8]) -> Result<(), Unreadable> {
         let _ = (offset, into);
         Err(Unreadable("this image has no file".into()))
     }
 
     /// Makes a chunk from its stored bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the image has no file, or the bytes are not those of the chunk.
     fn decode(
         &self,
         decoder: &mut Decoder,
@@ -85,7 +102,11 @@ pub trait ChunkImage: Send + Sync {
         Err(Unreadable("this image has no file".into()))
     }
 
-    /// Whether a chunk that is stored as it is has the right bytes.
+    /// Checks that a chunk that is stored as it is has the right bytes.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
     fn check(&self, chunk: u32, bytes: &[u8]) -> Result<(), Unreadable> {
         let _ = (chunk, bytes);
         Err(Unreadable("this image has no file".into()))
@@ -106,6 +127,10 @@ pub trait ChunkImage: Send + Sync {
     }
 
     /// Fetches chunks from origins as far as possible, so that they can be read at once.
+    ///
+    /// # Errors
+    ///
+    /// If a chunk can't be fetched.
     fn fetch(&self, _decoder: &mut Decoder, _chunks: &[u32]) -> Result<(), Unreadable> {
         Ok(())
     }
@@ -139,12 +164,20 @@ pub struct StoredImage {
 }
 
 impl StoredImage {
-    /// Opens it.
+    /// Opens an image that needs no origins.
+    ///
+    /// # Errors
+    ///
+    /// If it or a parent can't be read, or is damaged or of another version.
     pub fn open(path: &Path) -> Result<StoredImage, Unreadable> {
         StoredImage::open_with(path, &Opening::default())
     }
 
     /// Opens an image that may be partial.
+    ///
+    /// # Errors
+    ///
+    /// If it or a parent can't be read or found, or is damaged or of another version.
     pub fn open_with(path: &Path, opening: &Opening<'_>) -> Result<StoredImage, Unreadable> {
         let reader = match (opening.known)(path) {
             Some(reader) => reader,

@@ -138,6 +138,10 @@ impl IoPool {
     }
 
     /// Takes turns until one returns false: always one thread of the pool waits for events.
+    ///
+    /// # Errors
+    ///
+    /// If no thread can be started.
     pub fn serve(&self, turn: impl FnMut() -> bool + Send + 'static) -> io::Result<()> {
         let mut state = lock(&self.shared.state);
         state.events = Events::Unattended(Box::new(turn));

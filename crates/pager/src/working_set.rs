@@ -39,6 +39,10 @@ pub struct WorkingSet {
 
 impl WorkingSet {
     /// Reads these chunks, none of which needs an origin, in the order of need.
+    ///
+    /// # Errors
+    ///
+    /// If a chunk can't be read, or there is no memory for them.
     pub fn read(
         image: &dyn ChunkImage,
         chunks: &[u32],

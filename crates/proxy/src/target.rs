@@ -30,7 +30,12 @@ pub struct Target {
     pub prefix: Option<String>,
 }
 
-/// Finds the target; the error says in one sentence what the request lacks.
+/// Finds the target of a request.
+///
+/// # Errors
+///
+/// If the request names no VM and port, or a host outside the proxy's domain. The error is a
+/// sentence that says what is missing.
 pub fn find(uri: &Uri, headers: &HeaderMap, domain: &str) -> Result<Target, String> {
     let root = || PathAndQuery::from_static("/");
     let whole = uri.path_and_query().cloned().unwrap_or_else(root);

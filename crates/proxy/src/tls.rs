@@ -34,6 +34,11 @@ pub struct Tls {
 
 impl Tls {
     /// Reads a chain of certificates, the server's own first, and its private key.
+    ///
+    /// # Errors
+    ///
+    /// If a file can't be read or has no valid PEM, others have access to the key file, the key is
+    /// encrypted or of an unknown kind, or it is not that of the first certificate.
     pub fn open(certificate: &Path, key: &Path) -> Result<Tls> {
         Ok(Tls {
             config: Mutex::new(Arc::new(configuration(certificate, key)?)),
@@ -42,7 +47,11 @@ impl Tls {
         })
     }
 
-    /// Reads both files again, for new connections. After an error the previous certificate stays.
+    /// Reads both files again, for new connections.
+    ///
+    /// # Errors
+    ///
+    /// If [`Tls::open`] would fail; then the previous certificate stays.
     pub fn reload(&self) -> Result<()> {
         let config = Arc::new(configuration(&self.certificate, &self.key)?);
         *lock(&self.config) = config;

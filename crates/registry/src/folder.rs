@@ -42,6 +42,10 @@ pub struct Removed {
 
 impl BlobFolder {
     /// Opens or creates the folder, accessible to its user only, because images may be private.
+    ///
+    /// # Errors
+    ///
+    /// If a folder can't be created.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self> {
         let folder = Self { root: root.into() };
         for path in [folder.blobs(), folder.partials()] {
@@ -74,6 +78,11 @@ impl BlobFolder {
     /// Fetches a blob unless it is present, and returns its path. Continues an interrupted fetch.
     /// If another thread or process fetches the same blob, waits for it, and fetches the blob
     /// itself if the other fails.
+    ///
+    /// # Errors
+    ///
+    /// If the registry can't be reached, refuses, or gives other bytes; if `progress` is cancelled;
+    /// or if a file can't be locked, written or renamed.
     pub fn fetch(
         &self,
         client: &Client,
@@ -109,6 +118,10 @@ impl BlobFolder {
     }
 
     /// Fetches several blobs, a few at a time.
+    ///
+    /// # Errors
+    ///
+    /// As for [`fetch`](Self::fetch): the first error of a blob.
     pub fn fetch_all(
         &self,
         client: &Client,
@@ -123,6 +136,10 @@ impl BlobFolder {
     }
 
     /// Stores bytes that need no fetch, such as a manifest.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be locked, written or renamed.
     pub fn put(&self, bytes: &[u8]) -> Result<Digest> {
         let _hold = self.hold()?;
         let digest = Digest::of(bytes);
@@ -141,6 +158,10 @@ impl BlobFolder {
 
     /// Prevents [`remove_unused`](Self::remove_unused), from before the first blob is fetched until
     /// a record says that the blobs are used. Waits while blobs are being removed.
+    ///
+    /// # Errors
+    ///
+    /// If the lock's file can't be opened or locked.
     pub fn hold(&self) -> Result<Hold> {
         let (path, lock) = self.lock()?;
         let lock =
@@ -150,6 +171,10 @@ impl BlobFolder {
 
     /// Removes blobs for which `keep` returns false, and what unfinished fetches left. `None` if
     /// the folder is [held](Self::hold): nothing was removed, try again later.
+    ///
+    /// # Errors
+    ///
+    /// If the lock's file can't be opened or locked, or a folder can't be read, or a file removed.
     pub fn remove_unused(&self, keep: &dyn Fn(&Digest) -> bool) -> Result<Option<Removed>> {
         let (path, lock) = self.lock()?;
         let lock = Locked::try_exclusive(lock)

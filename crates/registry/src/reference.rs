@@ -45,11 +45,15 @@ pub enum ReferenceError {
 const DEFAULT_TAG: &str = "latest";
 
 impl Reference {
-    /// Reads a name. One without a host belongs to `default_registry`,
-    /// `HOST[:PORT][/PATH]`, or is refused if that is `None`.
+    /// Reads a name. One without a host belongs to `default_registry`, `HOST[:PORT][/PATH]`.
     ///
     /// As with Docker, the part before the first `/` is a host if it has a dot or a
     /// colon or is `localhost`.
+    ///
+    /// # Errors
+    ///
+    /// If the name has more than 1,024 bytes, its host, repository, tag or digest is malformed, or
+    /// it has no host and `default_registry` is `None` or malformed.
     pub fn parse(text: &str, default_registry: Option<&str>) -> Result<Self, ReferenceError> {
         if text.len() > 1024 {
             return Err(form(text, "it is longer than 1,024 bytes"));
@@ -142,6 +146,10 @@ impl Reference {
     }
 
     /// The same repository, another tag and no digest.
+    ///
+    /// # Errors
+    ///
+    /// If `tag` is malformed.
     pub fn with_tag(&self, tag: &str) -> Result<Self, ReferenceError> {
         if !is_tag(tag) {
             return Err(form(tag, "it is not a tag"));

@@ -36,8 +36,12 @@ pub struct LocalRegistry {
 }
 
 impl LocalRegistry {
-    /// Starts a registry on a free port of `127.0.0.1`. The error says so if `docker-registry` is
-    /// not installed.
+    /// Starts a registry on a free port of `127.0.0.1`.
+    ///
+    /// # Errors
+    ///
+    /// If its files can't be written, or `docker-registry` can't be started (the error says so if
+    /// it is not installed) or ends.
     pub fn start(options: &RegistryOptions) -> io::Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("config.yml");
@@ -95,6 +99,10 @@ impl LocalRegistry {
     }
 
     /// Removes blobs that no manifest refers to, as an administrator would. Returns the output.
+    ///
+    /// # Errors
+    ///
+    /// If `docker-registry` can't be started or fails; the error is then its standard error.
     pub fn collect_garbage(&self) -> io::Result<String> {
         let output = Command::new("docker-registry")
             .arg("garbage-collect")
@@ -147,6 +155,10 @@ fn configuration(folder: &Path, options: &RegistryOptions) -> io::Result<String>
 }
 
 /// Writes `certificate.pem`, for 127.0.0.1 and localhost, and its `key.pem` into a folder.
+///
+/// # Errors
+///
+/// If a file can't be written, or `openssl` can't be started or fails.
 pub fn make_certificate(folder: &Path) -> io::Result<()> {
     let config = folder.join("openssl.cnf");
     fs::write(

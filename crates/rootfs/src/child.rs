@@ -39,6 +39,11 @@ pub struct Child {
 /// bytes. The parent's bytes are shared by reference where the file system can, else copied.
 ///
 /// The image is written from scratch if over half of it would be garbage of its ancestors.
+///
+/// # Errors
+///
+/// If the parent is not an image of Jiffy, the changes can't be read or exceed `limits`, `out`
+/// can't be written, or `watch` cancels it. Nothing is left behind.
 pub fn child(
     parent: &Path,
     changes: Source,
@@ -62,6 +67,10 @@ pub fn child(
 /// rest of the parent's range in `out` is a hole. Reads only the parent's names and attributes, and
 /// the contents of files that `changes` replaces. The digest is empty unless the image was written
 /// from scratch.
+///
+/// # Errors
+///
+/// As for [`child`].
 pub fn child_over(
     parent: Arc<dyn ReadAt>,
     changes: Source,
@@ -83,6 +92,10 @@ pub fn child_over(
 
 /// [`child`] into an empty file, which is not synced, with temporary files of the caller's choice.
 /// `name` is the parent's, for messages. The digest is empty: it is left to those who own the file.
+///
+/// # Errors
+///
+/// As for [`child`]. What was written to `image` stays.
 pub fn child_into(
     parent: Arc<File>,
     name: &Path,
@@ -189,6 +202,11 @@ fn digest_of(path: &Path) -> io::Result<String> {
 
 /// Writes an image of Jiffy from scratch, without the garbage of its ancestors. The result is the
 /// same as an import of the same tree.
+///
+/// # Errors
+///
+/// If it is not an image of Jiffy, exceeds `limits` or can't be read, `out` can't be written, or
+/// `watch` cancels it. Nothing is left behind.
 pub fn rebuild(
     image: &Path,
     out: &Path,

@@ -121,6 +121,11 @@ struct RawRun {
 
 impl ImageConfig {
     /// Reads an OCI (or Docker) image configuration.
+    ///
+    /// # Errors
+    ///
+    /// If it has more than [`MAX_CONFIG`] bytes, is not such JSON, or a field has an invalid value,
+    /// too many or too long ones.
     pub fn from_json(json: &[u8]) -> Result<ImageConfig, ConfigError> {
         RawConfig::from_json(json)?.into_config()
     }

@@ -95,6 +95,11 @@ pub enum DebianError {
 
 /// Builds a Debian system and writes it as an image to `out`, which appears complete or not at all.
 /// Needs mmdebstrap, and root or unprivileged user namespaces. Blocks for minutes.
+///
+/// # Errors
+///
+/// If a name is not valid, mmdebstrap is not installed or fails, apt knows no Debian archive, the
+/// tar can't be imported, or `watch` cancels it. Nothing is left behind.
 pub fn debian(
     debian: &Debian,
     out: &Path,

@@ -30,7 +30,7 @@ pub enum ImportError {
         #[source]
         source: Box<ImportError>,
     },
-    /// A layer's size, digest or packing is wrong.
+    /// A layer's size, digest or compression is wrong.
     #[error(transparent)]
     Layer(LayerError),
     /// The archive can't be read.

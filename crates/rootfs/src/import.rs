@@ -37,7 +37,7 @@ pub struct Imported {
 pub enum Progress {
     /// Layers are being read, unpacked and checked.
     Reading {
-        /// Bytes of all layers read so far, as stored (packed).
+        /// Bytes of all layers read so far, as stored (compressed).
         done: u64,
         /// Bytes of all layers as stored; 0 if not known.
         total: u64,
@@ -59,6 +59,12 @@ pub type Watch<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 ///
 /// Blocks. Memory grows with the number of entries, not with their contents. Packed layers are
 /// unpacked into an unnamed file in `out`'s folder.
+///
+/// # Errors
+///
+/// If the source can't be read, has no entries, or is refused: a layer's digest or size is wrong, a
+/// name can't be stored, or `limits` are exceeded. Also if `out` can't be written, or `watch`
+/// cancels it. Nothing is left behind.
 pub fn import(
     source: Source,
     out: &Path,
@@ -74,6 +80,10 @@ pub fn import(
 
 /// [`import`] into an empty file, which is not synced, with temporary files of the caller's choice.
 /// The digest is empty: it is left to those who own the file.
+///
+/// # Errors
+///
+/// As for [`import`]. What was written to `image` stays.
 pub fn import_into(
     source: Source,
     image: &File,
@@ -123,6 +133,10 @@ fn write_source(
 }
 
 /// Imports a stream of any format that [`Source::stream`] accepts.
+///
+/// # Errors
+///
+/// If the stream is not such an archive or can't be unpacked, or [`import`] fails.
 pub fn import_tar(reader: impl Read, out: &Path, limits: Limits) -> Result<Imported, ImportError> {
     let mut choice = Choice::new(folder_of(out));
     choice.limits = limits;
@@ -231,6 +245,11 @@ pub(crate) struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
+    /// A temporary file in the folder of `out`.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be created.
     pub fn new(out: &'a Path) -> io::Result<Target<'a>> {
         Ok(Target {
             file: tempfile::NamedTempFile::new_in(folder_of(out))?,
@@ -248,6 +267,10 @@ impl<'a> Target<'a> {
     }
 
     /// Syncs the file, renames it and syncs its folder.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be synced or renamed.
     pub fn publish(self) -> io::Result<()> {
         self.file.as_file().sync_all()?;
         let folder = folder_of(self.out);

@@ -13,7 +13,7 @@ pub struct Limits {
     pub metadata_bytes: u64,
     /// Unpacked bytes of all layers.
     pub unpacked_bytes: u64,
-    /// Unpacked bytes per packed byte of a layer larger than 1 GiB.
+    /// Unpacked bytes per compressed byte of a layer larger than 1 GiB.
     pub ratio: u64,
 }
 

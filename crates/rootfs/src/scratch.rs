@@ -39,6 +39,10 @@ impl Scratch {
     }
 
     /// An empty file.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be created, or all files are used up.
     pub fn file(&self) -> io::Result<File> {
         match self {
             Scratch::Folder(folder) => tempfile::tempfile_in(folder),

@@ -32,6 +32,10 @@ fn memory(bytes: &[u8]) -> File {
 }
 
 /// Makes an image of layers, the lowest first.
+///
+/// # Errors
+///
+/// As for [`import`](crate::import()), with small limits.
 pub fn flatten(layers: &[&[u8]], overlay: bool) -> Result<Vec<u8>, ImportError> {
     let mut tree = Tree::new(LIMITS.entries, LIMITS.metadata_bytes);
     let mut inputs = Inputs::default();
@@ -58,6 +62,10 @@ pub fn flatten(layers: &[&[u8]], overlay: bool) -> Result<Vec<u8>, ImportError> 
 }
 
 /// Reads an image and writes it again.
+///
+/// # Errors
+///
+/// If it is not an image of Jiffy, or exceeds small limits.
 pub fn rewrite(image: &[u8]) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let file: Arc<dyn ReadAt> = Arc::new(memory(image));
     let readable = Readable::open(Arc::clone(&file))?;

@@ -10,6 +10,11 @@ use std::thread;
 pub const CONNECTED: u8 = b'+';
 
 /// Connects to a port, as the guest resolves the host's name.
+///
+/// # Errors
+///
+/// If there is no such port or nothing answers there, or if the connection ends with an error of
+/// `read` or `write`. The error is a sentence.
 pub fn port(host: &str, port: &str) -> Result<(), String> {
     let number: u16 = port
         .parse()
@@ -23,6 +28,11 @@ pub fn port(host: &str, port: &str) -> Result<(), String> {
 }
 
 /// Connects to a Unix socket.
+///
+/// # Errors
+///
+/// If nothing answers there, or if the connection ends with an error of `read` or `write`. The
+/// error is a sentence.
 pub fn socket(path: &str) -> Result<(), String> {
     let stream =
         UnixStream::connect(path).map_err(|error| format!("{path} can't be reached: {error}"))?;

@@ -22,6 +22,11 @@ pub struct Account {
 }
 
 /// Replaces this process by the shell of the user: a login shell, or one that runs `command`.
+///
+/// # Errors
+///
+/// If neither the home folder nor `/` can be entered, or the shell can't be executed. The error is
+/// a sentence. Otherwise it does not return.
 pub fn shell(user: &str, command: Option<&str>) -> Result<(), String> {
     let account = enter(user)?;
     let shell = account.shell.as_str();
@@ -48,7 +53,12 @@ pub fn shell(user: &str, command: Option<&str>) -> Result<(), String> {
     ))
 }
 
-/// Changes to the user's home folder.
+/// Changes to the user's home folder; to `/` with a warning on stderr if that can't be entered.
+/// Returns the user's account.
+///
+/// # Errors
+///
+/// If `/` can't be entered either. The error is a sentence.
 pub fn enter(user: &str) -> Result<Account, String> {
     let uid = rustix::process::geteuid().as_raw();
     let account = Account::find(user, uid, &passwd());

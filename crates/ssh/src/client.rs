@@ -12,6 +12,12 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 /// `jiffy ssh`: replaces this process by ssh (execve), which sets the exit status.
+///
+/// # Errors
+///
+/// If there is no node, or no VM of this name that runs or hibernates; if `--address` is given and
+/// the VM's address can't be reached from here; if the keys can't be made or read, or ssh can't be
+/// run.
 pub async fn ssh(context: &Context, ssh: Ssh) -> Result<Outcome> {
     let (user, name) = match ssh.vm.rsplit_once('@') {
         Some((user, name)) => (Some(user), name),

@@ -14,7 +14,11 @@ pub const SUFFIX: &str = ".jiffy";
 /// Longest name of a VM, bytes.
 const MAX_NAME: usize = 63;
 
-/// The VM's name, or its id, in a host name for ssh. What can be neither is refused.
+/// The VM's name, or its id, in a host name for ssh.
+///
+/// # Errors
+///
+/// If it can be neither.
 pub fn vm_name(host: &str) -> Result<&str> {
     let name = host.strip_suffix(SUFFIX).unwrap_or(host);
     let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
@@ -29,6 +33,11 @@ pub fn vm_name(host: &str) -> Result<&str> {
 }
 
 /// `jiffy ssh-config`
+///
+/// # Errors
+///
+/// If the settings can't be made (see [`Settings::of`]), a VM is not known, or stdout can't be
+/// written.
 pub async fn print(context: &Context, options: SshConfig) -> Result<Outcome> {
     let settings = Settings::of(context, WaitTime { wait: None })?;
     if options.vms.is_empty() {
@@ -49,8 +58,13 @@ pub async fn print(context: &Context, options: SshConfig) -> Result<Outcome> {
 pub struct Settings(Vec<(&'static str, String)>);
 
 impl Settings {
-    /// The settings of this installation, of connections that wait so long. Creates the user's key if
-    /// it is missing.
+    /// The settings of this installation; `time` is how long a connection waits until its VM has
+    /// memory and vCPUs. Creates the user's key if it is missing.
+    ///
+    /// # Errors
+    ///
+    /// If there is no data folder, the key can't be created or read, or a path can't be written
+    /// into ssh_config.
     pub fn of(context: &Context, time: WaitTime) -> Result<Settings> {
         let keys = Keys::below(context.folders.data()?);
         keys.client()?;
@@ -144,6 +158,10 @@ fn text(path: &Path) -> Result<&str> {
 }
 
 /// A path as an argument of ssh_config.
+///
+/// # Errors
+///
+/// If the path is not UTF-8, or contains `"`, `\` or a line break.
 pub fn quoted(path: &Path) -> Result<String> {
     match text(path)? {
         bad if bad.contains(['"', '\\', '\n']) => Err(unusable(path)),

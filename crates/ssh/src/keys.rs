@@ -53,6 +53,11 @@ impl Keys {
     }
 
     /// Creates the user's key pair, or what is missing of it. Returns its public key.
+    ///
+    /// # Errors
+    ///
+    /// If others can write to the folder of the keys, or a file in it can't be read, can't be
+    /// written or is damaged.
     pub fn client(&self) -> Result<PublicKey> {
         let path = self.identity();
         let text = self.read_or_make(&path, || {
@@ -73,6 +78,11 @@ impl Keys {
     }
 
     /// The host key of the VM with this id.
+    ///
+    /// # Errors
+    ///
+    /// If others can write to the folder of the keys, or the file of the secret can't be read,
+    /// can't be created or is damaged.
     pub fn host(&self, vm_id: &str) -> Result<PrivateKey> {
         let path = self.folder.join("host-secret");
         let text = self.read_or_make(&path, || Ok(secret_line(&random()?)))?;
@@ -112,6 +122,10 @@ impl Keys {
 }
 
 /// A public key as a line of known_hosts for this name.
+///
+/// # Errors
+///
+/// If the key can't be encoded.
 pub fn known_hosts_line(name: &str, key: &PublicKey) -> Result<String> {
     let public = PublicKey::from(key.key_data().clone());
     Ok(format!(

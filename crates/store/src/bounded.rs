@@ -89,13 +89,22 @@ pub fn usage(caches: &[Cached]) -> u64 {
 }
 
 /// Evicts caches until together they take at most `limit` bytes, or only caches in use are left. A
-/// cache that cannot be evicted is skipped; its error is returned after the others are done.
+/// cache that cannot be evicted is skipped.
+///
+/// # Errors
+///
+/// If the caches still take more than `limit` bytes after all were tried: the last error of one
+/// that could not be evicted.
 pub fn evict_to_limit(limit: u64, caches: &[Cached]) -> io::Result<Eviction> {
     evict(limit, caches, usize::MAX)
 }
 
 /// Like [`evict_to_limit`], but ends when it has dropped something of one cache, which takes a short
 /// time.
+///
+/// # Errors
+///
+/// If nothing was dropped because caches could not be evicted: the last error.
 pub fn evict_one(limit: u64, caches: &[Cached]) -> io::Result<Eviction> {
     evict(limit, caches, 1)
 }

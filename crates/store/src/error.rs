@@ -69,7 +69,7 @@ pub enum Fault {
         found: u32,
         /// The versions that this program reads.
         known: [u32; 2],
-        /// Offset of the version in the file.
+        /// Offset of the version in the file, bytes.
         offset: u64,
     },
     /// The end of the file is missing.
@@ -77,13 +77,13 @@ pub enum Fault {
     Truncated {
         /// Bytes of the file.
         length: u64,
-        /// Offset at which the footer was expected.
+        /// Offset at which the footer was expected, bytes.
         offset: u64,
     },
     /// The header, the manifest or the footer is damaged.
     #[error("is damaged at byte {offset}: {what}")]
     Damaged {
-        /// Offset in the file.
+        /// Offset in the file, bytes.
         offset: u64,
         /// What is wrong there.
         what: &'static str,
@@ -93,7 +93,7 @@ pub enum Fault {
     Chunk {
         /// Number of the chunk.
         index: u32,
-        /// Offset of its bytes in the file.
+        /// Offset of its bytes in the file, bytes.
         offset: u64,
         /// What is wrong with them.
         what: &'static str,
@@ -111,7 +111,7 @@ pub enum Fault {
     Unavailable {
         /// Number of the chunk, if the part is one of a chunk.
         chunk: Option<u32>,
-        /// Offset in the file.
+        /// Offset in the file, bytes.
         offset: u64,
         /// Bytes wanted.
         length: u64,
@@ -225,7 +225,7 @@ pub enum WriteError {
     /// The contents to be written cannot be read.
     #[error("the contents cannot be read at byte {offset}")]
     Source {
-        /// Offset in the source.
+        /// Offset in the source, bytes.
         offset: u64,
         /// Why not.
         #[source]

@@ -69,6 +69,10 @@ impl ChunkSource for Contents<'_> {
 
 /// Options that store an image as it is stored now: with the same chunk size, parent, backing file
 /// and codec.
+///
+/// # Errors
+///
+/// If the image's table of chunks can't be read or is damaged.
 pub fn options_of(image: &ImageReader) -> Result<WriteOptions, WriteError> {
     let mut options = WriteOptions {
         chunk_size: image.chunk_size(),
@@ -120,6 +124,11 @@ fn backing_of(image: &ImageReader) -> Result<Option<Backing>, ImageError> {
 /// ([`WriteOptions::quick_working_set`]). The id does not change, so children of the image stay
 /// valid. `target` may be the image itself. Therefore a partial image is completed first: its map
 /// would not fit the new file.
+///
+/// # Errors
+///
+/// If the recording is of another image, the image can't be completed or read, or `target` can't be
+/// written.
 pub fn optimise(
     image: &ImageReader,
     recording: &Recording,

@@ -22,6 +22,11 @@ pub struct Outline {
 
 impl Outline {
     /// Reads it from a file, without a lock.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be opened or read, is not an image, is truncated, or its header, footer or
+    /// a name is damaged.
     pub fn read(path: &Path) -> Result<Outline, ImageError> {
         let outline = || {
             let file = jiffy_sys::regular::open(path).map_err(Fault::Open)?;

@@ -51,6 +51,10 @@ pub struct ReadMap {
 
 impl ReadMap {
     /// Reads a map without locking it.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be opened or read, or is not a valid map.
     pub fn read(path: &Path) -> Result<ReadMap, PresenceError> {
         let read = || ReadMap::of(&File::open(path)?);
         read().map_err(|fault| failed(path, fault))
@@ -93,6 +97,10 @@ pub struct PresenceMap {
 
 impl PresenceMap {
     /// Creates a map with no bit set. An existing map is replaced, unless it is in use.
+    ///
+    /// # Errors
+    ///
+    /// If there are too many units, the map is in use, or it can't be written.
     pub fn create(path: &Path, header: MapHeader) -> Result<PresenceMap, PresenceError> {
         let make = || {
             header.check_units()?;
@@ -107,6 +115,10 @@ impl PresenceMap {
     }
 
     /// Opens a map and reads all of it.
+    ///
+    /// # Errors
+    ///
+    /// If the map can't be opened or read, is in use, or is not valid.
     pub fn open(path: &Path) -> Result<PresenceMap, PresenceError> {
         let read = || {
             let file = open_locked(path, false)?;
@@ -191,6 +203,10 @@ impl PresenceMap {
     }
 
     /// Marks units as present. Their bytes must be written before.
+    ///
+    /// # Errors
+    ///
+    /// If the map's file can't be written. No bit in memory is then set.
     pub fn set(&self, units: Range<u64>) -> io::Result<()> {
         let units = units.start..units.end.min(self.units());
         let _one = lock(&self.writing);
@@ -204,6 +220,10 @@ impl PresenceMap {
     }
 
     /// Marks units as missing.
+    ///
+    /// # Errors
+    ///
+    /// If the map's file can't be written. The bits in memory are cleared nevertheless.
     pub fn clear(&self, units: Range<u64>) -> io::Result<()> {
         let units = units.start..units.end.min(self.units());
         for (word, mask) in words_of(units.clone()) {

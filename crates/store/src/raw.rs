@@ -20,6 +20,10 @@ const PIECE: u64 = 1 << 20;
 /// Writes `source` as a sparse raw file called `target`; pages of zeros become holes. The file is
 /// written under a temporary name, synced and renamed over `target`, and the folder is synced.
 /// Returns the bytes that are not holes.
+///
+/// # Errors
+///
+/// If the source can't be read, or the file can't be written, synced or renamed.
 pub fn write_raw(
     target: &Path,
     source: &(impl ChunkSource + Sync + ?Sized),

@@ -25,11 +25,19 @@ pub struct Recording {
 
 impl Recording {
     /// Writes the recording under a temporary name, syncs and renames it.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be written, synced or renamed.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         jiffy_sys::durable::replace(path, &self.encode())
     }
 
-    /// Reads a recording. The error has kind `InvalidData` and a sentence if it is damaged.
+    /// Reads a recording.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read. `InvalidData`, with a sentence, if it is not a valid recording.
     pub fn read(path: &Path) -> io::Result<Recording> {
         Recording::decode(&fs::read(path)?)
             .map_err(|sentence| io::Error::new(io::ErrorKind::InvalidData, sentence))
@@ -48,7 +56,11 @@ impl Recording {
         bytes
     }
 
-    /// Decodes a recording; the error is a sentence.
+    /// Decodes a recording.
+    ///
+    /// # Errors
+    ///
+    /// If the magic, version, length, checksum or chunk size is wrong: a sentence.
     pub fn decode(bytes: &[u8]) -> Result<Recording, String> {
         let mut fields = Fields(bytes);
         if fields.array() != MAGIC {

@@ -108,6 +108,10 @@ impl<O: Clone> SparseFile<O> {
     }
 
     /// Writes all bytes of some units, then marks the units as present.
+    ///
+    /// # Errors
+    ///
+    /// If the file or its map can't be written.
     pub fn put(&self, units: Range<u64>, bytes: &[u8]) -> io::Result<()> {
         // No unit may be dropped between the two steps.
         let _gate = read(&self.gate);
@@ -117,6 +121,10 @@ impl<O: Clone> SparseFile<O> {
     }
 
     /// Reads bytes; false if not all of them are present.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<bool> {
         let bytes = offset..offset.saturating_add(into.len() as u64);
         let _gate = read(&self.gate);
@@ -129,6 +137,10 @@ impl<O: Clone> SparseFile<O> {
     /// Drops units: marks them as missing and punches holes. With `durably`, the map is synced
     /// first, so that no loss of power leaves a bit set for a hole. Returns the bytes that were
     /// freed.
+    ///
+    /// # Errors
+    ///
+    /// If the map can't be written or synced, or `fallocate` or `fstat` fails.
     pub fn drop_units(&self, units: &[Range<u64>], durably: bool) -> io::Result<u64> {
         let _gate = write(&self.gate);
         let before = self.file.metadata()?.blocks();

@@ -30,6 +30,10 @@ pub enum Existing {
 
 impl Temporary {
     /// Creates a file that is to be called `target`, mode 0644.
+    ///
+    /// # Errors
+    ///
+    /// If `target` has no file name, or the file can't be created.
     pub fn create(target: &Path) -> Result<Temporary, WriteError> {
         Temporary::begin(target).map_err(|source| WriteError::Target {
             path: target.to_owned(),
@@ -84,6 +88,11 @@ impl Temporary {
     }
 
     /// Syncs the file, renames it to its target, and syncs the folder.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be synced or renamed, or exists already and is to stay
+    /// ([`Existing::Keep`]).
     pub fn commit(mut self, existing: Existing) -> Result<(), WriteError> {
         self.finish(existing).map_err(|source| self.failed(source))
     }

@@ -11,6 +11,10 @@ pub const LARGE: i32 = 4096;
 /// Gives a listening TCP socket a [`LARGE`] backlog. The standard library and tokio make it 128:
 /// Linux drops the handshakes of further clients of a burst, so that they wait for a second, or are
 /// reset after their first bytes.
+///
+/// # Errors
+///
+/// If listen(2) fails.
 pub fn enlarge(listener: impl AsFd) -> io::Result<()> {
     Ok(listen(listener, LARGE)?)
 }

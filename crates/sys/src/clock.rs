@@ -11,6 +11,10 @@ pub fn monotonic_ns() -> u64 {
 
 /// The id of the kernel's boot, a UUID, which identifies the monotonic clock
 /// (Documentation/admin-guide/sysctl/kernel.rst, `random`).
+///
+/// # Errors
+///
+/// If `/proc/sys/kernel/random/boot_id` can't be read.
 pub fn boot_id() -> io::Result<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(text.trim().to_owned())

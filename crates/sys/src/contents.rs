@@ -4,8 +4,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
-/// Reads a whole file. A file of more than `most` bytes is an error (`InvalidData`) before anything
-/// is allocated for it. Neither uses nor changes the file offset, which other processes may share.
+/// Reads a whole file. Neither uses nor changes the file offset, which other processes may share.
+///
+/// # Errors
+///
+/// `InvalidData` if the file has more than `most` bytes: then nothing is allocated for it.
+/// Otherwise if fstat(2) or pread(2) fails.
 pub fn of(file: &File, most: u64) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len();
     if length > most {

@@ -38,6 +38,10 @@ pub fn are_short(newest: BorrowedFd<'_>, reserve: u64) -> Option<u64> {
 
 /// Duplicates a descriptor: the number is the first free one from `number` on, or from the last one
 /// that the limit allows.
+///
+/// # Errors
+///
+/// If fcntl(2) fails: `EMFILE` if no such number is free.
 pub fn with_number(descriptor: impl AsFd, number: RawFd) -> io::Result<OwnedFd> {
     let limit = getrlimit(Resource::Nofile).current;
     let last = limit.and_then(|limit| RawFd::try_from(limit.saturating_sub(1)).ok());

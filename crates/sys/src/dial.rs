@@ -60,6 +60,10 @@ pub fn connect(socket: &Path) -> io::Result<UnixStream> {
 }
 
 /// Answers the oldest request on a channel that was not answered yet.
+///
+/// # Errors
+///
+/// If sendmsg(2) fails, such as with `EPIPE` if the program has closed the channel.
 pub fn answer(channel: impl AsFd, connected: &io::Result<UnixStream>) -> io::Result<()> {
     match connected {
         Ok(stream) => send_with_fds(channel, &[CONNECTED], &[stream.as_fd()]),
@@ -135,7 +139,7 @@ impl Dialer {
     ///
     /// # Errors
     ///
-    /// The channel is closed, or was not used as agreed: there will be no further answers.
+    /// If the channel is closed, or was not used as agreed: there will be no further answers.
     pub fn answer(&mut self) -> io::Result<Option<io::Result<UnixStream>>> {
         let Some(channel) = &self.channel else {
             return Ok(None);
@@ -165,7 +169,7 @@ impl Dialer {
     ///
     /// # Errors
     ///
-    /// `WouldBlock` until there is an answer.
+    /// `WouldBlock` if there is no answer yet.
     pub fn attempt(&mut self) -> io::Result<UnixStream> {
         if self.by_name {
             return connect(&self.socket);

@@ -10,11 +10,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Replaces `path` by a file with these contents: written beside it under a
 /// temporary name (`.NAME.PID.NUMBER.tmp`, mode 0644), synced, renamed, and
 /// the folder synced. After a crash there is the old file or the new one.
+///
+/// # Errors
+///
+/// `InvalidInput` if `path` has no file name. If the file can't be written, synced or renamed: then
+/// the old one stays. If the folder can't be synced: then the new file is there, but a crash may
+/// undo that.
 pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace_with(path, contents, 0o644)
 }
 
 /// Like [`replace`], with mode 0600.
+///
+/// # Errors
+///
+/// As for [`replace`].
 pub fn replace_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace_with(path, contents, 0o600)
 }
@@ -31,6 +41,10 @@ fn replace_with(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
 }
 
 /// Removes a file, if it exists.
+///
+/// # Errors
+///
+/// If unlink(2) fails, except because the file does not exist.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -39,6 +53,10 @@ pub fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Removes a file, a link, or a folder with its contents, if it exists.
+///
+/// # Errors
+///
+/// If it can't be examined or removed; a folder may have lost a part of its contents then.
 pub fn remove_any(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(data) if data.is_dir() => fs::remove_dir_all(path),
@@ -49,6 +67,10 @@ pub fn remove_any(path: &Path) -> io::Result<()> {
 }
 
 /// Syncs the folder of `path`, so that a rename or removal survives a crash.
+///
+/// # Errors
+///
+/// If the folder can't be opened, or fsync(2) fails.
 pub fn sync_folder_of(path: &Path) -> io::Result<()> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -15,9 +15,14 @@ pub const MOST: usize = 64;
 
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST));
 
-/// Sends all of `bytes` with `fds` attached to the first of them. There must be at least one byte,
-/// and at most [`MOST`] descriptors. The receiver gets duplicates; the caller keeps its own. If the
-/// peer has closed, that is an error (`EPIPE`) and not a signal.
+/// Sends all of `bytes` with `fds` attached to the first of them. The receiver gets duplicates; the
+/// caller keeps its own. Blocks until all bytes are sent, unless the socket does not block.
+///
+/// # Errors
+///
+/// `InvalidInput` without a byte, or with more than [`MOST`] descriptors. `EPIPE`, without a
+/// signal, if the peer has closed. Otherwise if sendmsg(2) or send(2) fails; the peer may have got
+/// a part of the bytes then.
 pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.is_empty() || fds.len() > MOST {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -44,8 +49,11 @@ pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
 /// Receives bytes into the start of `buffer` and appends descriptors that came with them, closed on
 /// exec. Returns the number of bytes; 0 means that the peer has closed.
 ///
-/// More descriptors than [`MOST`] are an error (`InvalidData`) and are all closed, so that a peer
-/// can't use up this process's descriptors.
+/// # Errors
+///
+/// `InvalidData` if more than [`MOST`] descriptors come, or more than this process may open: all of
+/// them are closed, so that a peer can't use up this process's descriptors. Otherwise if recvmsg(2)
+/// fails.
 pub fn recv_with_fds(
     socket: impl AsFd,
     buffer: &mut [u8],
@@ -78,7 +86,11 @@ pub fn recv_with_fds(
 }
 
 /// Duplicates a descriptor that this process inherited; the duplicate is closed on exec and the
-/// original is left open. `InvalidInput` for standard streams and numbers that are not open.
+/// original is left open.
+///
+/// # Errors
+///
+/// `InvalidInput` for standard streams and numbers that are not open, and if no descriptor is free.
 pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     if number < 3 {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));

@@ -24,8 +24,12 @@ pub struct Child {
     reaped: bool,
 }
 
-/// Forks this process. An error if it has more than one thread, because the child would inherit
-/// their locks but not the threads.
+/// Forks this process.
+///
+/// # Errors
+///
+/// If this process has more than one thread, because the child would inherit their locks but not
+/// the threads; if procfs can't be read; if fork(2) or pidfd_open(2) fails. No child is left then.
 pub fn fork() -> io::Result<Fork> {
     let threads = std::fs::read_dir("/proc/self/task")?.count();
     if threads != 1 {
@@ -53,8 +57,12 @@ pub fn fork() -> io::Result<Fork> {
 }
 
 impl Child {
-    /// A child of this process that was just started and that nobody else reaps. After an error it
-    /// is killed and reaped.
+    /// A child of this process that was just started and that nobody else reaps.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if `pid` is too large for an id. If pidfd_open(2) fails: then the child was
+    /// killed and reaped.
     pub fn started(pid: u32) -> io::Result<Child> {
         let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
         Child::of(libc::pid_t::try_from(pid).map_err(invalid)?)
@@ -81,11 +89,19 @@ impl Child {
     }
 
     /// Waits until the child has ended.
+    ///
+    /// # Errors
+    ///
+    /// As for [`status`](Child::status).
     pub fn wait(mut self) -> io::Result<ExitStatus> {
         self.status()
     }
 
     /// Waits until the child has ended, and reaps it: call it once.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the child was reaped already. Otherwise if waitpid(2) fails.
     pub fn status(&mut self) -> io::Result<ExitStatus> {
         if self.reaped {
             return Err(io::ErrorKind::NotFound.into());

@@ -46,6 +46,9 @@ pub fn is_used() -> bool {
 }
 
 /// Registers an inherited descriptor as the file of that name. Call it once per number.
+///
+/// # Errors
+///
 /// `InvalidInput` for standard streams and numbers that are not open.
 #[allow(unsafe_code)] // A number becomes a descriptor.
 pub fn add_inherited(name: PathBuf, number: RawFd) -> io::Result<()> {
@@ -68,6 +71,10 @@ pub fn take(name: &Path) -> Option<OwnedFd> {
 
 /// Writes the contents of the file of that name, which was inherited empty, or creates it; afterwards
 /// they are on disk.
+///
+/// # Errors
+///
+/// If the inherited file can't be written or synced, or as of [`replace`](crate::durable::replace).
 pub fn write(name: &Path, contents: &[u8]) -> io::Result<()> {
     match take(name) {
         Some(file) => {
@@ -81,6 +88,10 @@ pub fn write(name: &Path, contents: &[u8]) -> io::Result<()> {
 
 /// Duplicates the descriptor of the file of that name, if it was inherited and not taken. The
 /// duplicates share one file offset.
+///
+/// # Errors
+///
+/// If no descriptor is free.
 pub fn copy(name: &Path) -> Option<io::Result<OwnedFd>> {
     let files = files();
     let (_, file) = files.iter().find(|(known, _)| known == name)?;
@@ -88,6 +99,10 @@ pub fn copy(name: &Path) -> Option<io::Result<OwnedFd>> {
 }
 
 /// The file of that name, inherited or opened for reading.
+///
+/// # Errors
+///
+/// If the file was not inherited and can't be opened.
 pub fn open(name: &Path) -> io::Result<File> {
     match take(name) {
         Some(file) => Ok(file.into()),
@@ -96,6 +111,10 @@ pub fn open(name: &Path) -> io::Result<File> {
 }
 
 /// Opens a file of this process in procfs, such as `maps`.
+///
+/// # Errors
+///
+/// If procfs has no such file, or it can't be opened.
 pub fn open_proc(name: &str) -> io::Result<File> {
     match copy(Path::new(PROC)) {
         Some(folder) => {
@@ -109,6 +128,10 @@ pub fn open_proc(name: &str) -> io::Result<File> {
 
 /// Opens the files of procfs that are needed later, then closes procfs. Does nothing unless this
 /// process inherited procfs.
+///
+/// # Errors
+///
+/// If `pagemap` can't be opened. Procfs stays open then.
 pub fn close_proc() -> io::Result<()> {
     if copy(Path::new(PROC)).is_some() {
         let pagemap = open_proc("pagemap")?;
@@ -119,6 +142,10 @@ pub fn close_proc() -> io::Result<()> {
 }
 
 /// Path of the file that this process executes, as in `maps`.
+///
+/// # Errors
+///
+/// If the link `exe` in procfs can't be read.
 pub fn program() -> io::Result<PathBuf> {
     use std::os::unix::ffi::OsStringExt;
     let link = match copy(Path::new(PROC)) {

@@ -22,6 +22,10 @@ extern "C" fn on_kick(_signal: libc::c_int) {
 }
 
 /// Installs the handler. Call it once per process, before any thread is kicked.
+///
+/// # Errors
+///
+/// If sigaction(2) fails.
 pub fn install() -> io::Result<()> {
     // SAFETY: all-zero is a valid sigaction. The handler only loads a thread-local without
     // destructor and stores to an atomic.

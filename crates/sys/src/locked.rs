@@ -29,18 +29,30 @@ impl Locked {
     }
 
     /// Takes a shared lock; waits for an exclusive holder.
+    ///
+    /// # Errors
+    ///
+    /// If flock(2) fails.
     pub fn shared(file: File) -> io::Result<Locked> {
         wait_for(&file, FlockOperation::LockShared)?;
         Ok(Locked::held_here(file))
     }
 
     /// Takes an exclusive lock; waits for other holders.
+    ///
+    /// # Errors
+    ///
+    /// If flock(2) fails.
     pub fn exclusive(file: File) -> io::Result<Locked> {
         wait_for(&file, FlockOperation::LockExclusive)?;
         Ok(Locked::held_here(file))
     }
 
     /// Takes an exclusive lock; `None` if another process holds one.
+    ///
+    /// # Errors
+    ///
+    /// If flock(2) fails for another reason.
     pub fn try_exclusive(file: File) -> io::Result<Option<Locked>> {
         Ok(try_lock_exclusive(&file)?.then(|| Locked::held_here(file)))
     }
@@ -76,6 +88,10 @@ impl Drop for Locked {
 }
 
 /// Opens a lock file; creates it with mode 0600 if it is missing.
+///
+/// # Errors
+///
+/// If the file can't be opened or created.
 pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .write(true)
@@ -86,6 +102,10 @@ pub fn open(path: &Path) -> io::Result<File> {
 }
 
 /// Locks a file until all its descriptors are closed; false if it is locked already.
+///
+/// # Errors
+///
+/// If flock(2) fails for another reason.
 pub fn try_lock_exclusive(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),

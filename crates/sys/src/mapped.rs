@@ -21,7 +21,12 @@ unsafe impl Send for MappedWords {}
 unsafe impl Sync for MappedWords {}
 
 impl MappedWords {
-    /// Maps a whole file, which must have at least one word.
+    /// Maps a whole file.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` if the file is shorter than one word (8 bytes). Otherwise if fstat(2) or
+    /// mmap(2) fails.
     pub fn new(file: &File) -> io::Result<MappedWords> {
         let words = usize::try_from(file.metadata()?.len() / 8).map_err(io::Error::other)?;
         if words == 0 {

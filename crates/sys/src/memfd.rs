@@ -45,6 +45,11 @@ impl Pages {
 
 /// Creates a memfd of `size` zero bytes, closed on exec. No page is allocated yet; huge pages are
 /// reserved when it is mapped.
+///
+/// # Errors
+///
+/// If memfd_create(2) fails, such as for a size of pages that this host lacks, or if ftruncate(2)
+/// fails: `InvalidInput` if `size` is not a multiple of the size of huge pages.
 pub fn create(name: &str, size: u64, pages: Pages) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC
         | match pages {

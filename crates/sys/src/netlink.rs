@@ -22,6 +22,10 @@ pub struct NetlinkSocket {
 impl NetlinkSocket {
     /// Opens a socket to `protocol`; `None` means NETLINK_ROUTE. Error answers contain the kernel's
     /// message, but no copy of the request.
+    ///
+    /// # Errors
+    ///
+    /// If socket(2) or setsockopt(2) fails.
     pub fn open(protocol: Option<Protocol>) -> io::Result<NetlinkSocket> {
         let socket = socket_with(
             AddressFamily::NETLINK,
@@ -38,7 +42,13 @@ impl NetlinkSocket {
         })
     }
 
-    /// Sends messages as one datagram. The kernel has processed them when this returns.
+    /// Sends messages as one datagram. The kernel has processed them when this returns; what it
+    /// refuses is in its answers ([`receive`](NetlinkSocket::receive)).
+    ///
+    /// # Errors
+    ///
+    /// If send(2) fails, or if the send buffer is too small and can't be enlarged (without
+    /// CAP_NET_ADMIN).
     pub fn send(&self, messages: &[u8]) -> io::Result<()> {
         match send(&self.socket, messages, SendFlags::empty()) {
             Err(rustix::io::Errno::MSGSIZE | rustix::io::Errno::NOBUFS) => {
@@ -51,6 +61,11 @@ impl NetlinkSocket {
     }
 
     /// Receives the kernel's next datagram. Without `wait`, `None` if there is none yet.
+    ///
+    /// # Errors
+    ///
+    /// `FileTooLarge` if the datagram has more than 64 KiB; it is lost. Otherwise if recv(2) fails,
+    /// such as with `ENOBUFS` if datagrams were lost.
     pub fn receive(&mut self, wait: bool) -> io::Result<Option<&[u8]>> {
         let flags = if wait {
             RecvFlags::TRUNC

@@ -7,6 +7,10 @@ use std::path::Path;
 
 /// Whether only this process's user could have created the contents of this folder: the user owns
 /// it, others may not write to it, and it is not a link.
+///
+/// # Errors
+///
+/// If lstat(2) of the folder fails, such as with `NotFound`.
 pub fn is_mine_alone(folder: &Path) -> io::Result<bool> {
     let facts = fs::symlink_metadata(folder)?;
     let mine = facts.uid() == rustix::process::geteuid().as_raw();

@@ -88,6 +88,10 @@ pub struct Pagemap {
 
 impl Pagemap {
     /// Opens the page map.
+    ///
+    /// # Errors
+    ///
+    /// If `/proc/self/pagemap` can't be opened.
     pub fn open() -> io::Result<Pagemap> {
         let name = Path::new(handed::PAGEMAP);
         let file = match handed::copy(name) {
@@ -100,6 +104,11 @@ impl Pagemap {
     /// Pages in `addresses` (whole pages of this process's mappings) that belong to this process
     /// alone: in a private mapping of a file, pages written since it was mapped. Sorted, neighbours
     /// merged.
+    ///
+    /// # Errors
+    ///
+    /// If `PAGEMAP_SCAN` fails though the kernel has it, or, on an older kernel, a read of the page
+    /// map fails.
     pub fn own_pages(&self, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
         match self.scan(addresses.clone(), &OWN_PAGES) {
             Err(error)
@@ -114,8 +123,11 @@ impl Pagemap {
         }
     }
 
-    /// Pages in `addresses` that match `wanted`. Sorted, neighbours merged. An error if the kernel
-    /// has no `PAGEMAP_SCAN`.
+    /// Pages in `addresses` that match `wanted`. Sorted, neighbours merged.
+    ///
+    /// # Errors
+    ///
+    /// If `PAGEMAP_SCAN` fails: `ENOTTY` if the kernel does not have it.
     pub fn scan(&self, addresses: Range<u64>, wanted: &Wanted) -> io::Result<Vec<Range<u64>>> {
         let mut found = Vec::new();
         let mut regions = [Region::default(); BATCH];

@@ -8,7 +8,12 @@ use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-/// Listens on `path` with mode 0600 and this backlog. An error if `path` exists.
+/// Listens on `path` with mode 0600 and this backlog (connections).
+///
+/// # Errors
+///
+/// `EADDRINUSE` if `path` exists. `InvalidInput` if it is too long for a socket's address.
+/// Otherwise if a call of the socket fails.
 pub fn bind_private(path: &Path, backlog: i32) -> io::Result<UnixListener> {
     let socket = socket_with(
         AddressFamily::UNIX,

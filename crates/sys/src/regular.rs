@@ -5,13 +5,21 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Opens a file for reading. A FIFO (whose open would block, fifo(7)), a folder, a socket or a
-/// device is an error that names its type.
+/// Opens a file for reading. Does not block at a FIFO (fifo(7)).
+///
+/// # Errors
+///
+/// If open(2) fails. `InvalidData`, with a text that names the type, for a FIFO, a folder, a socket
+/// or a device.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
 
 /// Like [`open`], with other options.
+///
+/// # Errors
+///
+/// As for [`open`].
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     // O_NONBLOCK has no effect on regular files (open(2)).
     let file = match options.custom_flags(libc::O_NONBLOCK).open(path) {
@@ -25,6 +33,11 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 
 /// Opens a file for writing with these options, which must create it if it is missing. Removes
 /// anything else at the path first.
+///
+/// # Errors
+///
+/// If a file that is there can't be opened, or anything else that is there can't be removed, or the
+/// file can't be created.
 pub fn make_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     match open_with(options, path) {
         Err(_) if look(path).is_err() => {
@@ -36,6 +49,10 @@ pub fn make_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 }
 
 /// The metadata of a regular file, without opening it.
+///
+/// # Errors
+///
+/// If stat(2) fails, or the type is another one, as of [`open`].
 pub fn look(path: &Path) -> io::Result<Metadata> {
     let data = fs::metadata(path)?;
     check(data.file_type())?;
@@ -43,6 +60,10 @@ pub fn look(path: &Path) -> io::Result<Metadata> {
 }
 
 /// Reads a file of at most `most` bytes.
+///
+/// # Errors
+///
+/// As for [`open`] and [`contents::of`](crate::contents::of).
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     crate::contents::of(&open(path)?, most)
 }

@@ -18,8 +18,10 @@ pub struct Seconds(File);
 impl Seconds {
     /// Opens a clock and turns its update interrupts on.
     ///
-    /// ENOENT: there is no such clock. EBUSY: another process uses it. EINVAL: the clock has no
-    /// interrupt. ENOTTY: the file is no clock.
+    /// # Errors
+    ///
+    /// `ENOENT` if there is no such clock, `EBUSY` if another process uses it, `EINVAL` if the clock
+    /// has no interrupt, `ENOTTY` if the file is no clock.
     pub fn of(clock: &Path) -> io::Result<Seconds> {
         let file = File::open(clock)?;
         // SAFETY: the request has no argument.
@@ -30,6 +32,10 @@ impl Seconds {
     }
 
     /// Waits for the next interrupt. Returns at once if there was one since the last call.
+    ///
+    /// # Errors
+    ///
+    /// If read(2) fails.
     pub fn wait(&mut self) -> io::Result<()> {
         // An unsigned long: the number of interrupts, and which kinds.
         self.0.read_exact(&mut [0; size_of::<libc::c_ulong>()])

@@ -25,7 +25,11 @@ pub struct Unsealed {
 }
 
 impl Unsealed {
-    /// At least one byte, and all of them zero. A page takes memory once it is written.
+    /// This many bytes, all of them zero. A page takes memory once it is written.
+    ///
+    /// # Errors
+    ///
+    /// If `bytes` is 0, or memfd_create(2), ftruncate(2) or mmap(2) fails.
     pub fn new(name: &str, bytes: usize) -> io::Result<Unsealed> {
         let file = memfd::create(name, bytes as u64, Pages::Small)?;
         let mapping = Mapping::new(
@@ -39,6 +43,10 @@ impl Unsealed {
 
     /// Ends the filling. The file can be sent to a process that is not trusted with more than
     /// reading it.
+    ///
+    /// # Errors
+    ///
+    /// If fcntl(2) refuses the seals.
     pub fn seal(self) -> io::Result<File> {
         // The kernel refuses to seal memory that is mapped for writing.
         drop(self.mapping);

@@ -19,6 +19,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub const MAX_MESSAGE: usize = 8 << 10;
 
 /// A socket pair that keeps message boundaries (SOCK_SEQPACKET), closed on exec.
+///
+/// # Errors
+///
+/// If socketpair(2) fails.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(
         AddressFamily::UNIX,
@@ -29,6 +33,10 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Waits for the message; `None` if the other end was closed. Returns its bytes and descriptors.
+///
+/// # Errors
+///
+/// As for [`recv_with_fds`], except `ConnectionReset`, which counts as closed.
 pub fn wait(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; MAX_MESSAGE];
     let mut fds = Vec::with_capacity(fds::MOST);
@@ -40,13 +48,21 @@ pub fn wait(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)
     Ok((length > 0).then_some((bytes, fds)))
 }
 
-/// Has the message come, or was the other end closed?
+/// Whether the message has come, or the other end was closed. Does not wait.
+///
+/// # Errors
+///
+/// If poll(2) fails.
 pub fn has_message(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
     Ok(poll(&mut polled, Some(&Timespec::default()))? > 0)
 }
 
 /// Redirects standard output and standard error to this file.
+///
+/// # Errors
+///
+/// If dup2(2) fails. Standard output may be redirected already then.
 pub fn write_to(output: BorrowedFd<'_>) -> io::Result<()> {
     for stream in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
         // SAFETY: both are open; dup2 replaces a standard stream atomically for all its writers.
@@ -62,7 +78,12 @@ pub fn write_to(output: BorrowedFd<'_>) -> io::Result<()> {
 pub struct Argument(&'static [AtomicU8]);
 
 impl Argument {
-    /// Finds the first argument with this text; `NotFound` if there is none.
+    /// Finds the first argument with this text.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is none. `Unsupported` if `/proc/self/stat` does not tell where the
+    /// arguments are. Otherwise if that file can't be read.
     pub fn find(text: &OsStr) -> io::Result<Argument> {
         let text = text.as_bytes();
         let area = arguments()?;
@@ -81,7 +102,11 @@ impl Argument {
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Replaces the argument; `InvalidInput` if the text has another length.
+    /// Replaces the argument by a text of the same length.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the text has another length.
     pub fn replace(&self, text: &OsStr) -> io::Result<()> {
         let text = text.as_bytes();
         if text.len() != self.0.len() {
@@ -115,6 +140,10 @@ fn arguments() -> io::Result<&'static [AtomicU8]> {
 /// Populates this process's mappings of its program (MADV_POPULATE_READ, and MADV_POPULATE_WRITE
 /// for writable ones), so that later code takes no page faults there. Affects only time; has no
 /// effect before Linux 5.14.
+///
+/// # Errors
+///
+/// If `/proc/self/maps` can't be read. An madvise(2) that fails is no error.
 pub fn touch_program() -> io::Result<()> {
     let Ok(program) = handed::program() else {
         return Ok(());

@@ -50,8 +50,14 @@ pub enum Environment {
 /// Number of the first of [`Detached::descriptors`] in the program.
 pub const FIRST_DESCRIPTOR: i32 = 3;
 
-/// Starts the program in its own session with no blocked signals and default signal handling. Returns its process id; the caller must reap it. After an error no
-/// process exists.
+/// Starts the program in its own session with no blocked signals and default signal handling.
+/// Returns its process id; the caller must reap it.
+///
+/// # Errors
+///
+/// `InvalidInput` if a path, an argument or a variable contains a zero byte. Otherwise if no
+/// descriptor is free, or posix_spawn(3) fails: such as `NotFound` if there is no such program or
+/// folder. No process exists then.
 pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
     let program = c_string(what.program.as_os_str())?;
     let directory = c_string(what.directory.as_os_str())?;

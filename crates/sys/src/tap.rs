@@ -41,7 +41,11 @@ pub struct Tap {
 impl Tap {
     /// Creates a device.
     ///
-    /// EBUSY: a link of that name exists. EPERM: the caller lacks CAP_NET_ADMIN.
+    /// # Errors
+    ///
+    /// `EBUSY` if a link of that name exists, `EPERM` if the caller lacks CAP_NET_ADMIN,
+    /// `InvalidInput` if the name is empty or too long. Otherwise if `/dev/net/tun` can't be opened,
+    /// or one of its ioctls fails.
     pub fn create(options: &TapOptions) -> io::Result<Tap> {
         let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         if options.queues > 1 {

@@ -61,15 +61,22 @@ impl Request {
     }
 }
 
-/// Flags of the interface of a descriptor; an error if it has none.
+/// Flags (`IFF_…`) of the interface of a descriptor.
+///
+/// # Errors
+///
+/// If `TUNGETIFF` fails: the descriptor has no interface, or is none of a TUN or TAP device.
 pub fn flags(tap: &impl AsFd) -> io::Result<u16> {
     let mut request = Request::new(0);
     with_request(tap, TUNGETIFF, &mut request)?;
     Ok(request.flags)
 }
 
-/// Sets the offloads that the reader supports ([`offload`]). An error if this kernel does not know
-/// one of them.
+/// Sets the offloads that the reader supports ([`offload`]).
+///
+/// # Errors
+///
+/// If `TUNSETOFFLOAD` fails: `EINVAL` if this kernel does not know one of them.
 pub fn set_offload(tap: &impl AsFd, bits: u32) -> io::Result<()> {
     // SAFETY: the argument is a number.
     let result = unsafe {
@@ -83,6 +90,10 @@ pub fn set_offload(tap: &impl AsFd, bits: u32) -> io::Result<()> {
 }
 
 /// Sets the bytes of the header before each frame.
+///
+/// # Errors
+///
+/// If `TUNSETVNETHDRSZ` fails: `EINVAL` for fewer bytes than a `virtio_net_hdr` has.
 pub fn set_header_bytes(tap: &impl AsFd, bytes: i32) -> io::Result<()> {
     // SAFETY: the kernel reads an int.
     let result = unsafe {
@@ -95,7 +106,12 @@ pub fn set_header_bytes(tap: &impl AsFd, bytes: i32) -> io::Result<()> {
     checked(result)
 }
 
-/// Sets whether the interface uses this queue. An error for an interface with a single queue.
+/// Sets whether the interface uses this queue.
+///
+/// # Errors
+///
+/// If `TUNSETQUEUE` fails: `EINVAL` for an interface with a single queue, or if the queue is in
+/// that state already.
 pub fn set_queue(tap: &impl AsFd, attach: bool) -> io::Result<()> {
     let flags = if attach {
         IFF_ATTACH_QUEUE

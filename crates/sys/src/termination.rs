@@ -11,6 +11,10 @@ pub struct TerminationFd(OwnedFd);
 impl TerminationFd {
     /// Blocks both signals in this thread and in threads that it starts later, and makes them
     /// readable. Call it before any other thread exists.
+    ///
+    /// # Errors
+    ///
+    /// If pthread_sigmask(3) or signalfd(2) fails.
     pub fn block() -> io::Result<TerminationFd> {
         // SAFETY: sigemptyset initialises the set; signalfd returns a new descriptor without
         // another owner.

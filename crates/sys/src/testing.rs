@@ -9,7 +9,7 @@ use std::process::Command;
 ///
 /// # Panics
 ///
-/// It can't be written.
+/// If it can't be written.
 pub fn write_program(path: &Path, text: &str) {
     let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
     let mut shell = Command::new("sh");

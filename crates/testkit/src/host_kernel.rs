@@ -9,12 +9,20 @@ use std::process::{Command, Stdio};
 pub const SCHED: &str = "sched";
 
 /// A kernel of this checkout, by its flavour. Built unless it is cached.
+///
+/// # Errors
+///
+/// If `kernel/build` can't be run, or fails.
 pub fn built(flavour: &str) -> Result<PathBuf> {
     checkout_script("../kernel/build", &[flavour])
 }
 
 /// The newest packaged kernel of a series (`6.1`, `6.12`), unpacked. Downloaded unless it is
 /// cached.
+///
+/// # Errors
+///
+/// If `scripts/machine-kernel` can't be run, or fails.
 pub fn package(series: &str) -> Result<PathBuf> {
     checkout_script("machine-kernel", &[series])
 }
@@ -60,6 +68,11 @@ pub(crate) fn recipe(kernel_package: PathBuf, dist: &Path, with_jiffy: bool) -> 
 
 /// Builds the machine's `vmlinux` and `initramfs.cpio` in `folder`, with the newest kernel of a
 /// series and the programs of `dist`.
+///
+/// # Errors
+///
+/// If the kernel's package can't be had (see [`package`]), a program is missing in `dist`, or a
+/// file can't be written.
 pub fn machine_image(series: &str, dist: &Path, folder: &Path) -> Result<()> {
     let recipe = recipe(package(series)?, dist, true)?;
     build::build(&recipe, folder)

@@ -58,6 +58,11 @@ const ENVIRONMENT: [(&str, &str); 2] = [("RUST_BACKTRACE", "1"), ("JIFFY_IN_LAB"
 
 /// Runs a static libtest binary in the machine and relays its output. A binary that crashes or
 /// prints no result counts as a failure.
+///
+/// # Errors
+///
+/// If the binary can't be copied into the machine or started there, or runs longer than `limit`. A
+/// test that fails is no error.
 pub fn run(lab: &Lab, binary: &Path, arguments: &[String], limit: Duration) -> Result<Counts> {
     let name = name(binary)?;
     let guest = place(name);
@@ -85,6 +90,11 @@ pub fn run(lab: &Lab, binary: &Path, arguments: &[String], limit: Duration) -> R
 }
 
 /// Runs several binaries in one machine with an Intel processor.
+///
+/// # Errors
+///
+/// If `strip` fails, or the machine can't be booted or ends before the binaries have (see
+/// [`intel::run`]).
 pub fn run_on_intel(
     options: &IntelOptions,
     binaries: &[PathBuf],

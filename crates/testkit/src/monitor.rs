@@ -24,6 +24,10 @@ pub struct Captured {
 
 impl Captured {
     /// Restore configuration of a child that inherits the descriptors.
+    ///
+    /// # Errors
+    ///
+    /// If `fcntl` fails, or too few descriptors were captured.
     pub fn for_child(&self) -> Result<Restore> {
         for fd in &self.fds {
             rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
@@ -34,6 +38,10 @@ impl Captured {
 
     /// Restore configuration of a spare VMM. It receives the descriptors after those of output and
     /// events.
+    ///
+    /// # Errors
+    ///
+    /// If too few descriptors were captured.
     pub fn for_spare(&self) -> Result<Restore> {
         let fds: Vec<i32> = (TakeSpare::FIRST_SOURCE..).take(self.fds.len()).collect();
         Restore::of_captured(&fds).context("too few descriptors were captured")
@@ -41,6 +49,10 @@ impl Captured {
 }
 
 /// Captures the VM with this control socket and, with `resume`, resumes it.
+///
+/// # Errors
+///
+/// If the VMM does not answer (see [`ask`]), or refuses.
 pub fn capture(control: &Path, resume: bool) -> Result<Captured> {
     let mut fds = Vec::new();
     match ask(control, &ControlRequest::Capture { resume }, &mut fds)? {
@@ -51,6 +63,11 @@ pub fn capture(control: &Path, resume: bool) -> Result<Captured> {
 
 /// Sends a request to the VMM with this control socket, which need not exist yet. Adds descriptors
 /// that come with the answer to `fds`.
+///
+/// # Errors
+///
+/// If the VMM does not accept a connection within 10 s, ends before it answers, or its answer can't
+/// be parsed.
 pub fn ask(
     control: &Path,
     request: &ControlRequest,

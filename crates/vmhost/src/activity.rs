@@ -65,7 +65,8 @@ impl Activity {
         }
     }
 
-    /// When the last use began or ended (host CLOCK_MONOTONIC); at first, when this was made.
+    /// When the last use began or ended (host CLOCK_MONOTONIC, nanoseconds); at first, when this
+    /// was made.
     pub fn last_ns(&self) -> u64 {
         self.last_ns.load(Ordering::SeqCst)
     }

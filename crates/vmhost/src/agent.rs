@@ -38,6 +38,11 @@ pub enum AgentError {
 }
 
 /// Connects to the agent and sends one request.
+///
+/// # Errors
+///
+/// If the VMM does not listen, nothing in the guest listens on the agent's port, or the guest does
+/// not accept within the limit.
 pub async fn ask(vsock: &Path, request: &Request) -> Result<UnixStream, AgentError> {
     match timeout(CONNECT_TIME, connect(vsock)).await {
         Ok(Ok(mut stream)) => {
@@ -74,6 +79,11 @@ async fn connect(vsock: &Path) -> Result<UnixStream, AgentError> {
 }
 
 /// Sends a request that has one answer, and waits for it at most `within`.
+///
+/// # Errors
+///
+/// If [`ask`] fails, the answer is not complete or not valid, or it does not come `within` that
+/// time.
 pub async fn ask_once<T: DeserializeOwned>(
     vsock: &Path,
     request: &Request,
@@ -93,7 +103,11 @@ pub async fn ask_once<T: DeserializeOwned>(
         .unwrap_or(Err(AgentError::TimedOut))
 }
 
-/// Sends a request whose answer is [`Done`]; the error is a sentence.
+/// Sends a request whose answer is [`Done`], and waits for it at most `within`.
+///
+/// # Errors
+///
+/// If [`ask_once`] fails or the agent refuses: a sentence.
 pub async fn tell(vsock: &Path, request: &Request, within: Duration) -> Result<(), String> {
     match ask_once::<Done>(vsock, request, within).await {
         Ok(Done::Ok) => Ok(()),

@@ -26,8 +26,11 @@ pub struct FrozenGuest {
     _connection: FrameReader<UnixStream>,
 }
 
-/// Freezes the guest's programs; the error is a sentence without its full
-/// stop.
+/// Freezes the guest's programs.
+///
+/// # Errors
+///
+/// If the agent does not answer or does not freeze them in time: a sentence without its full stop.
 pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<FrozenGuest, String> {
     let request = Request::Quiesce {
         version: OLDEST,
@@ -55,8 +58,12 @@ pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<FrozenGuest, Str
     }
 }
 
-/// Has a VMM capture its VM, which has this many bytes of RAM; the error is a sentence without its
-/// full stop.
+/// Has a VMM capture its VM, which has this many bytes of RAM.
+///
+/// # Errors
+///
+/// If the VMM does not answer in time, refuses, or sends no state or other files than it says: a
+/// sentence without its full stop.
 pub async fn capture(control: &Path, resume: bool, ram: u64) -> Result<Captured, String> {
     let asked = control::request_with_descriptors(control, ControlRequest::Capture { resume });
     let (answer, descriptors) = match timeout(CAPTURE_TIME, asked).await {

@@ -53,6 +53,10 @@ pub struct Channel {
 }
 
 /// Two connected sockets.
+///
+/// # Errors
+///
+/// If `socketpair` fails.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     Ok(socketpair(
@@ -65,6 +69,10 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 impl Channel {
     /// A channel, and the VMM's end of it.
+    ///
+    /// # Errors
+    ///
+    /// If `socketpair` fails.
     pub fn new(target: Target) -> io::Result<(Channel, OwnedFd)> {
         let (end, theirs) = pair()?;
         Ok((Channel { target, end }, theirs))

@@ -20,8 +20,12 @@ const MAX_DESCRIPTORS: usize = 1024;
 /// from a registry.
 const ANSWER_TIME: Duration = Duration::from_secs(120);
 
-/// Sends a VMM one command and returns its answer. Times out if the VMM hangs, so that the VM's
-/// operation ends.
+/// Sends a VMM one command and returns its answer.
+///
+/// # Errors
+///
+/// If the VMM does not listen, its answer is not valid, or it does not answer within 120 seconds,
+/// so that the VM's operation ends.
 pub async fn request(socket: &Path, request: ControlRequest) -> io::Result<ControlResponse> {
     in_time(socket, request, ANSWER_TIME).await
 }
@@ -40,7 +44,11 @@ async fn in_time(
     }
 }
 
-/// Sends a VMM one command; the error is a sentence without its full stop.
+/// Sends a VMM one command.
+///
+/// # Errors
+///
+/// If [`request`] fails or the VMM refuses: a sentence without its full stop.
 pub async fn order(socket: &Path, order: ControlRequest) -> Result<(), String> {
     match request(socket, order).await {
         Ok(ControlResponse::Ok | ControlResponse::Balloon(_) | ControlResponse::Memory(_)) => {
@@ -53,6 +61,10 @@ pub async fn order(socket: &Path, order: ControlRequest) -> Result<(), String> {
 }
 
 /// Sends a VMM one command and returns its answer with the descriptors that came with it.
+///
+/// # Errors
+///
+/// If the VMM does not listen, or its answer is too long or not valid. There is no limit of time.
 pub async fn request_with_descriptors(
     socket: &Path,
     request: ControlRequest,
@@ -85,6 +97,10 @@ pub(crate) async fn answer_with_descriptors(
 }
 
 /// Starts a held VM. Does not wait for an answer: a VM that can't start ends.
+///
+/// # Errors
+///
+/// If the VMM does not listen.
 pub fn begin(socket: &Path) -> io::Result<()> {
     let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
     std::io::Write::write_all(&mut stream, &lines::encode(&ControlRequest::Begin)?)

@@ -39,6 +39,10 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 
     /// The next message; `None` at the end of the stream, even if the last message is incomplete.
+    ///
+    /// # Errors
+    ///
+    /// If the stream can't be read, or the bytes are not a valid message.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ReadError> {
         loop {
             if let Some(message) = self.decoder.next()? {
@@ -59,6 +63,10 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 }
 
 /// Writes one message as a frame.
+///
+/// # Errors
+///
+/// `InvalidData` if the message is too large for a frame; otherwise that of the stream.
 pub async fn write<T: Serialize>(
     stream: &mut (impl AsyncWrite + Unpin),
     message: &T,

@@ -81,7 +81,7 @@ pub struct Monitor<'a> {
 /// Resource limits of a VM's monitor.
 #[derive(Debug, Clone, Copy)]
 pub struct MonitorLimits {
-    /// Those of its cgroup.
+    /// Limits of its cgroup.
     pub share: Share,
     /// Bytes of the largest file that it may write (RLIMIT_FSIZE); `None` without a jail.
     pub file_size: Option<u64>,
@@ -215,6 +215,10 @@ impl Launcher {
     }
 
     /// A new user for a monitor, if each has its own.
+    ///
+    /// # Errors
+    ///
+    /// If all user ids for monitors are in use.
     pub fn identity(&self) -> Result<Option<Identity>> {
         if self.level != Some(Level::OwnUser) {
             return Ok(None);
@@ -248,6 +252,11 @@ impl Launcher {
     }
 
     /// Starts a monitor.
+    ///
+    /// # Errors
+    ///
+    /// If the program can't be opened or started, its cgroup can't be made, or a step of its jail
+    /// fails.
     pub fn start(&self, monitor: Monitor<'_>) -> Result<VmmProcess> {
         let failed = |error: &io::Error| spawn_error(&self.program, error);
         let Some(level) = self.level else {

@@ -208,6 +208,10 @@ impl Writer {
     }
 
     /// Opens a log that could not be opened before.
+    ///
+    /// # Errors
+    ///
+    /// As in [`Writer::open`].
     pub fn reopen(&mut self) -> io::Result<()> {
         if self.file.is_none() {
             *self = Writer::open(&self.folder)?;
@@ -216,6 +220,10 @@ impl Writer {
     }
 
     /// A new, empty log.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be created or written.
     pub fn create(folder: &Path) -> io::Result<Writer> {
         let start = SegmentStart::default();
         let file = new_segment(&current(folder), &start)?;
@@ -231,9 +239,14 @@ impl Writer {
         })
     }
 
-    /// Opens an existing log, reads its whole current segment and truncates it after the last
-    /// whole record. A log that is damaged at its beginning is renamed to `command.unreadable`, and
-    /// a new one is begun. After an I/O error the log stays as it is.
+    /// Opens an existing log, reads its whole current segment and truncates it after the last whole
+    /// record. A log that is damaged at its beginning is renamed to `command.unreadable`, and a new
+    /// one is begun.
+    ///
+    /// # Errors
+    ///
+    /// If the log is no regular file, or can't be read, renamed or truncated. It stays as it is
+    /// then.
     pub fn open(folder: &Path) -> io::Result<Writer> {
         let mut options = OpenOptions::new();
         let opened = regular::open_with(options.read(true).write(true), &current(folder));
@@ -289,8 +302,11 @@ impl Writer {
         })
     }
 
-    /// As [`Writer::open`], for a VM that starts: anything that is not a regular file is
-    /// replaced, too.
+    /// As [`Writer::open`], for a VM that starts: what is not a regular file is replaced, too.
+    ///
+    /// # Errors
+    ///
+    /// As in [`Writer::open`], or if what is in its place can't be renamed.
     pub fn open_anew(folder: &Path) -> io::Result<Writer> {
         match regular::look(&current(folder)) {
             Err(error) if is_taken(&current(folder)) => set_aside(folder, &error)?,
@@ -300,6 +316,10 @@ impl Writer {
     }
 
     /// Appends a start record; the streams' offsets begin at 0. Returns the position after it.
+    ///
+    /// # Errors
+    ///
+    /// As in [`Writer::append`].
     pub fn begin(&mut self) -> io::Result<u64> {
         let position = self.append(Kind::Start, &[])?;
         (self.stdout, self.stderr) = (0, 0);
@@ -327,8 +347,12 @@ impl Writer {
         }
     }
 
-    /// Appends one record, or nothing. `data` is at most [`MAX_DATA`] bytes.
-    /// Returns the log's new end.
+    /// Appends one record, or nothing; `data` is at most [`MAX_DATA`] bytes. Returns the new end.
+    ///
+    /// # Errors
+    ///
+    /// `NotConnected` if the log could not be opened; otherwise that of the write, or of a new
+    /// segment. The record is not stored then.
     pub fn append(&mut self, kind: Kind, data: &[u8]) -> io::Result<u64> {
         debug_assert!(data.len() <= MAX_DATA);
         let size = (RECORD_HEADER + data.len()) as u64;
@@ -408,6 +432,10 @@ fn new_segment(path: &Path, start: &SegmentStart) -> io::Result<File> {
 }
 
 /// End position of the log of a VM that doesn't run; 0 without a log.
+///
+/// # Errors
+///
+/// If the log can't be read, or its first bytes are not a segment's.
 pub fn end_of(folder: &Path) -> io::Result<u64> {
     match regular::open(&current(folder)) {
         Ok(file) => {
@@ -454,6 +482,10 @@ impl Reader {
     }
 
     /// The next records that begin before `end`; empty if there are none.
+    ///
+    /// # Errors
+    ///
+    /// If a segment can't be read; `InvalidData` if the first of the records is damaged.
     pub fn batch(&mut self, end: u64) -> io::Result<Vec<Record>> {
         let mut reopened = false;
         while self.position < end {

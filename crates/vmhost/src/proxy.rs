@@ -95,6 +95,10 @@ pub struct Peer(OwnedFd);
 
 impl Peer {
     /// The peer of this connection.
+    ///
+    /// # Errors
+    ///
+    /// If the descriptor can't be duplicated.
     pub fn of(connection: &impl AsFd) -> io::Result<Peer> {
         connection.as_fd().try_clone_to_owned().map(Peer)
     }

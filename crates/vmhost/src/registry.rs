@@ -58,7 +58,11 @@ impl Registry {
         }
     }
 
-    /// Adds a VM; fails with the VM that has the name, if one has.
+    /// Adds a VM.
+    ///
+    /// # Errors
+    ///
+    /// If a VM has the name: that VM.
     pub fn insert(&self, vm: Arc<VmHandle>) -> std::result::Result<(), Arc<VmHandle>> {
         let mut index = self.lock();
         if let Some(holder) = index.named(&vm.name) {
@@ -100,6 +104,10 @@ impl Registry {
 
     /// The VM with this id, name or unique prefix of an id. Ids come first, because an earlier
     /// release allowed names that look like ids.
+    ///
+    /// # Errors
+    ///
+    /// If no VM matches, or several do.
     pub fn find(&self, wanted: &str) -> Result<Arc<VmHandle>> {
         let index = self.lock();
         let whole = index.by_id.get(wanted).cloned();

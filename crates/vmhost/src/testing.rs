@@ -74,7 +74,7 @@ pub fn exit_record(bytes: &[u8], folder: &Path) -> Option<ExitRecord> {
 ///
 /// # Errors
 ///
-/// It is not an answer.
+/// If it is not an answer.
 pub fn control_answer(
     bytes: &[u8],
     files: &[File],
@@ -89,7 +89,7 @@ pub fn control_answer(
 ///
 /// # Errors
 ///
-/// It has not taken the channel.
+/// If it has not taken the channel.
 pub fn channel_answer(bytes: &[u8]) -> io::Result<()> {
     from_stream(bytes, &[], async |mut stream| taken(&mut stream).await)
 }
@@ -98,7 +98,7 @@ pub fn channel_answer(bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// It is not an answer.
+/// If it is not an answer.
 pub fn pager_answer(bytes: &[u8]) -> io::Result<PagerResponse> {
     let read = async |stream| exchange(stream, &PagerRequest::Ping).await;
     from_stream(bytes, &[], read)

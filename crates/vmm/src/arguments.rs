@@ -66,6 +66,11 @@ pub enum UsageError {
 }
 
 /// Reads the arguments after the program's name.
+///
+/// # Errors
+///
+/// If there is no command, a word is unknown, a value is missing or not valid, or options
+/// contradict each other.
 pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Command, UsageError> {
     let command = arguments.next().ok_or(UsageError::NoCommand)?;
     let parsed = match command.to_str() {

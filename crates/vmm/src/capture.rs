@@ -54,7 +54,7 @@ impl Capture {
     ///
     /// # Errors
     ///
-    /// A memfd can't be created.
+    /// If a memfd can't be created.
     pub fn new(state: &VmState, frozen: Frozen, pause_ns: u64) -> Result<Capture, SaveError> {
         let layout = serde_json::to_vec(&frozen.layout).expect("a layout is plain data");
         Ok(Capture {

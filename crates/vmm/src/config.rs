@@ -31,6 +31,10 @@ pub enum ConfigError {
 }
 
 /// Reads and checks the configuration at `path`.
+///
+/// # Errors
+///
+/// If the file can't be read, is not JSON of this structure, or is of another version.
 pub fn read(path: &Path) -> Result<VmmConfig, ConfigError> {
     let text = contents(path).map_err(|error| ConfigError::Read(path.into(), error))?;
     let config: VmmConfig =

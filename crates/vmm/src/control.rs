@@ -82,6 +82,11 @@ pub(crate) struct Client {
 impl ControlSocket {
     /// Listens at `path`, for this user only. Replaces the socket of a program that has ended. Uses
     /// a socket that was handed over under that name as it is.
+    ///
+    /// # Errors
+    ///
+    /// If the path is longer than a socket's address allows, if another program listens there, if
+    /// another kind of file is there, or if a call of the socket fails.
     pub fn listen(path: &Path) -> Result<ControlSocket, ControlError> {
         if let Some(listener) = handed::take(path) {
             return ControlSocket::on(listener.into(), path, None);

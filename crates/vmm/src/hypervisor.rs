@@ -121,6 +121,10 @@ pub struct Hypervisor {
 
 impl Hypervisor {
     /// Opens `/dev/kvm` and checks its API version and its capabilities.
+    ///
+    /// # Errors
+    ///
+    /// If `/dev/kvm` can't be opened, or its API version or a capability is missing.
     pub fn open() -> Result<Hypervisor, HypervisorError> {
         let kvm = match handed::take(Path::new(DEVICE)) {
             // SAFETY: the node handed over KVM's device under this name; nothing else owns the
@@ -141,6 +145,10 @@ impl Hypervisor {
     }
 
     /// Checks that a VM may have `wanted` vCPUs.
+    ///
+    /// # Errors
+    ///
+    /// [`HypervisorError::Vcpus`] if KVM allows fewer.
     pub fn check_vcpus(&self, wanted: u8) -> Result<(), HypervisorError> {
         // Every KVM allows one.
         if wanted > 1 {
@@ -162,6 +170,10 @@ impl Hypervisor {
 
     /// Creates a VM with interrupt controllers. The timer chip (PIT) is created only when the guest
     /// uses it.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_CREATE_VM`, `KVM_SET_TSS_ADDR` or `KVM_CREATE_IRQCHIP` fails.
     pub fn create_vm(&self) -> Result<VmFd, HypervisorError> {
         let vm = self.create_bare_vm()?;
         vm.create_irq_chip()
@@ -170,6 +182,10 @@ impl Hypervisor {
     }
 
     /// The CPUID that KVM supports on this host.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_GET_SUPPORTED_CPUID` fails.
     pub fn supported_cpuid(&self) -> Result<CpuId, HypervisorError> {
         self.kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -186,7 +202,12 @@ impl Hypervisor {
         self.kvm.check_extension(Cap::TscControl)
     }
 
-    /// An MSR that describes the processor, with all features that KVM can give a guest.
+    /// An MSR that describes the processor, with all features that KVM can give a guest; `None` if
+    /// KVM does not have it.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_GET_MSRS` of the device fails.
     pub fn feature_msr(&self, index: u32) -> Result<Option<u64>, HypervisorError> {
         if !self.kvm.check_extension(Cap::GetMsrFeatures) {
             return Ok(None);
@@ -204,6 +225,10 @@ impl Hypervisor {
     }
 
     /// The MSRs that KVM lists as a guest's state: most of those that a snapshot keeps, and more.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_GET_MSR_INDEX_LIST` fails.
     pub fn listed_msrs(&self) -> Result<Vec<u32>, HypervisorError> {
         let list = self
             .kvm

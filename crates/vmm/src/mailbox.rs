@@ -58,6 +58,10 @@ pub struct Mailbox {
 
 impl Mailbox {
     /// An empty mailbox.
+    ///
+    /// # Errors
+    ///
+    /// If the event descriptor can't be created.
     pub fn new() -> io::Result<Mailbox> {
         Ok(Mailbox {
             notices: Mutex::default(),
@@ -73,6 +77,10 @@ impl Mailbox {
     }
 
     /// Requests a thread from the main thread, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// If the main thread can't start it, or serves no requests any more.
     pub fn request_thread(&self, role: WorkerRole, name: &str, body: Body) -> io::Result<Job> {
         let (reply, answer) = sync_channel(1);
         self.push(Notice::Spawn(SpawnRequest {

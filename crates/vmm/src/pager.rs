@@ -144,7 +144,7 @@ impl PagedMemory {
     ///
     /// # Errors
     ///
-    /// There is no userfaultfd, no pager, or no valid answer.
+    /// If there is no userfaultfd, no pager, or no valid answer.
     pub fn attach(
         ram: &GuestRam,
         socket: &Path,

@@ -21,7 +21,7 @@ const MAX_LAYOUT: u64 = 16 << 20;
 ///
 /// # Errors
 ///
-/// The state can't be read, or belongs to another VM.
+/// If the state can't be read, or belongs to another VM.
 pub fn state(restore: &Restore, config: &VmmConfig) -> Result<VmState, StartError> {
     let bytes = read(&restore.state, MAX_ENCODED).map_err(|source| StartError::Host {
         what: "the saved state",
@@ -35,6 +35,11 @@ pub fn state(restore: &Restore, config: &VmmConfig) -> Result<VmState, StartErro
 }
 
 /// Maps the saved RAM.
+///
+/// # Errors
+///
+/// If there are too many layers, if their layout can't be read or does not fit the RAM, if a file
+/// can't be opened or has another size, or if mmap(2) or memfd_create(2) fails.
 pub fn memory(restore: &Restore, config: &VmmConfig) -> Result<GuestRam, MemoryError> {
     let size = u64::from(config.memory.size_mib) << 20;
     match &restore.memory {
@@ -66,6 +71,10 @@ pub fn memory(restore: &Restore, config: &VmmConfig) -> Result<GuestRam, MemoryE
 
 /// The devices' state, with changes from the configuration and with the identity that the guest
 /// must take on.
+///
+/// # Errors
+///
+/// If a fw_cfg file of the configuration can't be read. Without `generation` there is no error.
 pub fn devices(
     config: &VmmConfig,
     generation: Option<&mut Refresh>,
@@ -95,7 +104,7 @@ pub fn devices(
 ///
 /// # Errors
 ///
-/// The host can't provide randomness.
+/// If the host can't provide randomness.
 pub fn generation(new: &NewGeneration) -> Result<Refresh, StartError> {
     let mut seed = [0; 64];
     let mut filled = 0;

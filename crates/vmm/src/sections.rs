@@ -117,7 +117,7 @@ impl<'a> Sections<'a> {
     ///
     /// # Errors
     ///
-    /// A section is cut short or has no valid tag.
+    /// If a section is cut short or has no valid tag.
     pub fn read(mut body: &'a [u8]) -> Result<Sections<'a>, SectionError> {
         let mut all = Vec::with_capacity(32);
         while !body.is_empty() {
@@ -134,7 +134,7 @@ impl<'a> Sections<'a> {
     ///
     /// # Errors
     ///
-    /// Their number is not `count`, or one of them can't be read.
+    /// If their number is not `count`, or one of them can't be read.
     pub fn take<T: DeserializeOwned>(
         &mut self,
         kind: Section,
@@ -160,6 +160,10 @@ impl<'a> Sections<'a> {
     }
 
     /// The only section of a kind.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or more than one, or it can't be read.
     pub fn one<T: DeserializeOwned>(
         &mut self,
         kind: Section,
@@ -173,7 +177,7 @@ impl<'a> Sections<'a> {
     ///
     /// # Errors
     ///
-    /// Names the first section that was not taken: this release does not know it.
+    /// If a section was not taken: this release does not know it. The error names the first.
     pub fn finish(self, release: Release<'_>) -> Result<(), SectionError> {
         match self.0.iter().find(|section| !section.taken) {
             None => Ok(()),

@@ -58,6 +58,11 @@ impl StatsFile {
     }
 
     /// Adds every counter to `sums` under KVM's name. Histograms are skipped.
+    ///
+    /// # Errors
+    ///
+    /// If the statistics can't be read; `InvalidData` if their header announces more than KVM has.
+    /// Some counters may be added then.
     pub fn add_to(&self, sums: &mut BTreeMap<String, u64>) -> io::Result<()> {
         for Counter { name, at, .. } in self.counters()? {
             let sum = sums.entry(name).or_default();
@@ -107,8 +112,8 @@ impl StatsFile {
     }
 }
 
-/// Samples a vCPU's counters of KVM, which tell the exits that KVM itself handles, too, for the
-/// record of its thread's activity.
+/// Samples KVM's counters of a vCPU for the record of its thread's activity. They also count the
+/// exits that KVM handles itself.
 #[derive(Debug)]
 pub struct Sampler {
     stats: StatsFile,

@@ -23,7 +23,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 ///
-/// The pager violates the protocol.
+/// If the pager violates the protocol.
 pub fn disk_answers(bytes: &[u8], piece: usize) -> io::Result<Vec<(ChunkAnswer, Vec<u8>)>> {
     let (mut received, mut partial) = (Lines::new(LINE_MAX), None);
     let mut answers = Vec::new();
@@ -41,7 +41,7 @@ pub fn disk_answers(bytes: &[u8], piece: usize) -> io::Result<Vec<(ChunkAnswer, 
 ///
 /// # Errors
 ///
-/// The pager violates the protocol.
+/// If the pager violates the protocol.
 #[allow(clippy::type_complexity)] // The pager's answer, for one caller.
 pub fn working_set(
     answer: &[u8],

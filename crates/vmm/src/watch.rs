@@ -283,7 +283,7 @@ impl ConsoleInput {
     ///
     /// # Errors
     ///
-    /// The event descriptor can't be duplicated.
+    /// If the event descriptor can't be duplicated.
     pub fn new(serial: Arc<Mutex<Serial>>) -> io::Result<ConsoleInput> {
         let port = lock(&serial);
         let drained = port.drained().try_clone()?;

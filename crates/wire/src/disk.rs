@@ -88,7 +88,11 @@ impl MapHeader {
         self.length.div_ceil(u64::from(self.unit))
     }
 
-    /// An error if there are more than [`MAP_UNITS_MAX`] units.
+    /// Checks the number of units.
+    ///
+    /// # Errors
+    ///
+    /// If there are more than [`MAP_UNITS_MAX`] units.
     pub fn check_units(&self) -> Result<(), MapError> {
         match self.units() > MAP_UNITS_MAX {
             true => Err(MapError::Field("it has more than 2^32 - 1 units")),
@@ -133,6 +137,11 @@ impl MapHeader {
     }
 
     /// Decodes the header of a file of `found` bytes; checks the header and the file's length.
+    ///
+    /// # Errors
+    ///
+    /// If the magic, the version or the checksum is wrong, a field contradicts the format, or the
+    /// header gives another length than `found`.
     pub fn decode(bytes: &[u8; MAP_HEADER], found: u64) -> Result<MapHeader, MapError> {
         if bytes[..8] != MAP_MAGIC {
             return Err(MapError::NotAMap);
@@ -172,9 +181,9 @@ impl MapHeader {
 pub struct ChunkRequest {
     /// Number chosen by the VMM, which the answer repeats.
     pub id: u64,
-    /// Offset of the first byte.
+    /// Offset of the first byte in the disk, bytes.
     pub offset: u64,
-    /// Length: 1 to [`REQUEST_BYTES_MAX`], within the disk.
+    /// Length, bytes: 1 to [`REQUEST_BYTES_MAX`], within the disk.
     pub length: u64,
 }
 
@@ -201,7 +210,7 @@ pub enum ChunkAnswer {
     Bytes {
         /// As in the request.
         id: u64,
-        /// Length: 1 to [`ANSWER_BYTES_MAX`], at most that of the request.
+        /// Length, bytes: 1 to [`ANSWER_BYTES_MAX`], at most that of the request.
         length: usize,
     },
     /// Some of the bytes are not available.

@@ -25,7 +25,11 @@ pub enum FrameError {
     Malformed(usize),
 }
 
-/// Appends `message` as a frame to `out`. On an error `out` is unchanged.
+/// Appends `message` as a frame to `out`.
+///
+/// # Errors
+///
+/// If the message can't be encoded, or has more than [`MAX_FRAME`] bytes. `out` is then unchanged.
 pub fn encode<T: Serialize>(message: &T, out: &mut Vec<u8>) -> Result<(), FrameError> {
     let body = postcard::to_allocvec(message).map_err(|_| FrameError::Malformed(0))?;
     if body.len() > MAX_FRAME {
@@ -38,6 +42,10 @@ pub fn encode<T: Serialize>(message: &T, out: &mut Vec<u8>) -> Result<(), FrameE
 }
 
 /// Encodes one message as a frame.
+///
+/// # Errors
+///
+/// If the message can't be encoded, or has more than [`MAX_FRAME`] bytes.
 pub fn to_vec<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     let mut out = Vec::new();
     encode(message, &mut out)?;
@@ -81,6 +89,10 @@ impl Decoder {
     }
 
     /// The next message; `None` if it is not complete yet.
+    ///
+    /// # Errors
+    ///
+    /// If the frame is longer than [`MAX_FRAME`] bytes, or is not one message of this type.
     #[allow(clippy::should_implement_trait)] // the type is chosen at each call
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
         let waiting = &self.buffer[self.read..];

@@ -179,6 +179,10 @@ pub enum MessageError {
 }
 
 /// Encodes a message, with its length.
+///
+/// # Errors
+///
+/// If the message can't be encoded, or has more than [`MAX_MESSAGE`] bytes.
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
     let body = postcard::to_allocvec(message).map_err(|_| MessageError::Malformed(0))?;
     let length = body.len() + 4;
@@ -192,7 +196,11 @@ pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
     Ok(bytes)
 }
 
-/// The length of the message that follows these bytes.
+/// The length, in bytes, of the message that follows these four bytes.
+///
+/// # Errors
+///
+/// If the length is less than 4, which the version takes, or more than [`MAX_MESSAGE`].
 pub fn length(bytes: [u8; 4]) -> Result<usize, MessageError> {
     let length = u32::from_le_bytes(bytes) as usize;
     match length {
@@ -203,6 +211,11 @@ pub fn length(bytes: [u8; 4]) -> Result<usize, MessageError> {
 }
 
 /// The request in a message, without its length.
+///
+/// # Errors
+///
+/// If the version is not [`VERSION`], the bytes are not one request, or it needs more than
+/// [`MAX_LAYERS`] files.
 pub fn decode_request(bytes: &[u8]) -> Result<Request, MessageError> {
     let request: Request = decode(bytes)?;
     match request.source.files() <= MAX_LAYERS {
@@ -212,6 +225,11 @@ pub fn decode_request(bytes: &[u8]) -> Result<Request, MessageError> {
 }
 
 /// The answer in a message, without its length.
+///
+/// # Errors
+///
+/// If the version is not [`VERSION`], the bytes are not one answer, or its sentence has more than
+/// [`MAX_SENTENCE`] bytes.
 pub fn decode_answer(bytes: &[u8]) -> Result<Answer, MessageError> {
     match decode(bytes)? {
         Answer::Failed(failure) if failure.sentence.len() > MAX_SENTENCE => {

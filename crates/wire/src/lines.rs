@@ -15,7 +15,7 @@ pub struct TooLong(pub usize);
 ///
 /// # Errors
 ///
-/// The message can't be written as JSON, such as a map whose keys are not text.
+/// If the message can't be written as JSON, such as a map whose keys are not text.
 #[cfg(feature = "std")]
 pub fn encode(message: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(message)?;
@@ -47,8 +47,11 @@ impl Lines {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next line without its newline; `None` if it is not complete yet. After an error the
-    /// stream is unusable.
+    /// The next line without its newline; `None` if it is not complete yet.
+    ///
+    /// # Errors
+    ///
+    /// If the line, complete or not, is longer than the limit. The stream is then unusable.
     pub fn next_line(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
         let new = &self.buffer[self.searched..];
         let end = new.iter().position(|byte| *byte == b'\n');

@@ -71,6 +71,11 @@ impl Envelope {
 
     /// Checks the first [`BYTES`](Envelope::BYTES) bytes of a state of `whole` bytes, except its
     /// checksum.
+    ///
+    /// # Errors
+    ///
+    /// If the magic is wrong, the version is not one that is read, or the header gives another
+    /// length than the body has, or more than [`MAX_BODY`].
     pub fn read(start: &[u8], whole: u64) -> Result<Envelope, EnvelopeError> {
         let Some((header, rest)) = start.split_at_checked(HEADER) else {
             return Err(EnvelopeError::Magic);
@@ -101,6 +106,10 @@ impl Envelope {
 }
 
 /// Opens a whole state: returns the envelope and the body, with a valid checksum.
+///
+/// # Errors
+///
+/// If [`Envelope::read`] fails, or the checksum is wrong.
 pub fn open(bytes: &[u8]) -> Result<(Envelope, &[u8]), EnvelopeError> {
     let envelope = Envelope::read(bytes, bytes.len() as u64)?;
     let rest = &bytes[HEADER..];

@@ -11,6 +11,10 @@ use std::sync::Barrier;
 /// Starts `count` commands at once, numbered from `first`; `{run}` in their arguments is replaced
 /// by the number. Returns one sample each. When all have answered, measures the memory of their
 /// VMs; then runs `after` for each.
+///
+/// # Errors
+///
+/// If a command can't be started or does not answer, or one of `after` can't be started.
 pub fn run(count: u32, first: u32, argv: &[String], after: &[String]) -> Result<Vec<Sample>> {
     let numbers = first..first + count;
     let argvs: Vec<Vec<String>> = numbers.clone().map(|it| fill_in(argv, it)).collect();

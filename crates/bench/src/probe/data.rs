@@ -13,6 +13,10 @@ const DISK_KIB: u32 = 512 << 10;
 const LOOP_DISK: &str = "/dev/loop0";
 
 /// Mounts the folder, unless an earlier case has done so.
+///
+/// # Errors
+///
+/// If there is no disk for it, or mkfs.xfs or `mount` fails.
 pub fn mount() -> Result<()> {
     if fs::read_to_string("/proc/mounts")?.contains(&format!(" {FOLDER} ")) {
         return Ok(());

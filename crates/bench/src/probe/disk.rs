@@ -12,6 +12,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Measures from the guest's first mark to its second.
+///
+/// # Errors
+///
+/// If the disk's file or the page cache can't be prepared, or the VMM ends before its second mark.
 pub fn read(argv: &[String], warm: bool) -> Result<Sample> {
     prepare(warm)?;
     let (mut child, mut marks) = Marks::start(argv)?;
@@ -30,13 +34,21 @@ pub fn read(argv: &[String], warm: bool) -> Result<Sample> {
     })
 }
 
-/// Creates a root disk's layer: an empty file system in a new file.
+/// Creates a root disk's layer: an empty file system of `bytes` bytes in a new file.
+///
+/// # Errors
+///
+/// If the file can't be made or formatted.
 pub fn create_root(bytes: u64) -> Result<Sample> {
     let path = Path::new(FOLDER).join("root.img");
     measure_creation(&path, |file| format(file, bytes))
 }
 
-/// Creates a root disk by cloning an image that has some data in each block group.
+/// Creates a root disk of `bytes` bytes by cloning an image that has some data in each block group.
+///
+/// # Errors
+///
+/// If a file can't be made, formatted or cloned.
 pub fn clone_root(run: u32, bytes: u64) -> Result<Sample> {
     const GROUP: u64 = 128 << 20;
     let image = Path::new(FOLDER).join("root-image");

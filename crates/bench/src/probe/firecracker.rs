@@ -43,6 +43,10 @@ fn memory() -> String {
 }
 
 /// Boots the guest and makes a snapshot of it.
+///
+/// # Errors
+///
+/// If Firecracker can't be started or refuses a request, or the guest writes no marker.
 pub fn prepare(guest: &Guest) -> Result<()> {
     huge_tmpfs(SNAPSHOT)?;
     for file in [state(), memory()] {
@@ -77,6 +81,10 @@ pub fn prepare(guest: &Guest) -> Result<()> {
 }
 
 /// Measures one restore, from spawn to the next marker.
+///
+/// # Errors
+///
+/// If Firecracker can't be started or refuses the snapshot, or the guest writes no marker.
 pub fn restore(program: &str) -> Result<Sample> {
     let (output, output_end) = Output::new()?;
     let (start_ns, start_busy_ns) = (now_ns(), busy_ns()?);

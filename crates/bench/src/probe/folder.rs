@@ -24,6 +24,11 @@ const JIFFY_FILES: &str = "/lib/jiffy/jiffy-files";
 
 /// Measures from the guest's first mark to its second. The sample's time is that in which the
 /// machine's processor was busy, for each unit of the work.
+///
+/// # Errors
+///
+/// If the folder can't be filled, its server can't be started, or the VMM ends before its second
+/// mark.
 pub fn measure(run: u32, argv: &[String], server: &FolderServer, work: Work) -> Result<Sample> {
     prepare(run, work)?;
     let server = Server::start(server)?;

@@ -14,6 +14,10 @@ use std::time::Duration;
 const START_TIME: u64 = 60_000_000_000;
 
 /// Pulls an image. Returns the registry, which must keep running for later fetches.
+///
+/// # Errors
+///
+/// If the registry does not listen, or `jiffy` can't pull the image.
 pub fn pull(reference: &str) -> Result<Running> {
     let registry = registry()?;
     jiffy(&["image", "pull", reference])?;
@@ -22,6 +26,10 @@ pub fn pull(reference: &str) -> Result<Running> {
 
 /// Runs a shell command of an image that the node does not have, and counts the bytes on loopback
 /// until it answers, including requests and headers.
+///
+/// # Errors
+///
+/// If the registry does not listen, the VM does not answer, or the image can't be removed.
 pub fn first_answer(run: u32, reference: &str, whole: u64) -> Result<Sample> {
     let _registry = registry()?;
     let vm = format!("first-{run}");

@@ -22,6 +22,10 @@ const SOCKET: &str = "/tmp/bench-pager-vm.sock";
 const NAME: &str = "bench";
 
 /// Measures one restore; the first one starts the pager.
+///
+/// # Errors
+///
+/// If the pager can't be started, or the restored guest writes no marker.
 pub fn restore(
     stage: &mut Stage,
     kept: &mut Option<Pager>,

@@ -18,9 +18,13 @@ const SETTLE_TIME: Duration = Duration::from_secs(30);
 /// Most monitors that the node keeps started ahead by its default options: one spare, two standbys.
 const STARTED_AHEAD: usize = 3;
 
-/// Instructions and wake-ups of an idle VM per second: the whole machine's instructions
-/// with it less those without it, and the voluntary context switches of its VMM and the
-/// daemon.
+/// Instructions per second, and wake-ups per thousand seconds, of an idle VM: the whole machine's
+/// instructions with it less those without it, and the voluntary context switches of its VMM and
+/// the daemon.
+///
+/// # Errors
+///
+/// If the VM can't be started or removed, or the machine does not become idle within 60 s.
 pub fn idle_vm(run: u32) -> Result<Sample> {
     let vm = format!("does-nothing-{run}");
     let found = boot_idle(&vm).and_then(|()| {
@@ -49,8 +53,11 @@ pub fn idle_vm(run: u32) -> Result<Sample> {
 }
 
 /// Forks an idle VM into `count` clones and runs an exec in each; measures the machine's memory per
-/// clone and the daemon's memory; then removes all. Fails if anything of them is
-/// left.
+/// clone and the daemon's memory, in bytes; then removes all.
+///
+/// # Errors
+///
+/// If `jiffy` fails, makes another number of clones, or leaves anything of them.
 pub fn clones(run: u32, count: u32) -> Result<Sample> {
     let parent = format!("parent-of-many-{run}");
     let found = boot_idle(&parent).and_then(|()| {
@@ -96,6 +103,10 @@ pub fn clones(run: u32, count: u32) -> Result<Sample> {
 }
 
 /// Creates `count` stopped VMs, measures a list of them and removes all.
+///
+/// # Errors
+///
+/// If `jiffy` fails or does not list all, or the machine does not become idle within 60 s.
 pub fn list(run: u32, count: u32) -> Result<Sample> {
     let name = |number| format!("of-many-{run}-{number}");
     let found = (1..=count)

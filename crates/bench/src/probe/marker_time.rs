@@ -29,6 +29,10 @@ pub struct Output {
 impl Output {
     /// Starts the waiting thread and waits until it sleeps: a thread that still runs when the marker
     /// arrives is not woken by it. Also returns the VMM's end of the pipe.
+    ///
+    /// # Errors
+    ///
+    /// If tracing of wake-ups can't be set up, or the pipe can't be made.
     pub fn new() -> Result<(Output, OwnedFd)> {
         let (output, output_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let kept = output.try_clone()?;
@@ -51,6 +55,10 @@ impl Output {
     /// Waits for the marker. Returns its time (monotonic clock, nanoseconds) and the pipe. Nothing
     /// reads the guest's output any more, but the pipe must stay open, because a VMM reacts to a
     /// closed one.
+    ///
+    /// # Errors
+    ///
+    /// If the pipe was closed before the marker, or the trace does not have the wake-up.
     pub fn wait(self) -> Result<(u64, OwnedFd)> {
         let at_ns = self.waiting.join().expect("the thread does not panic")?;
         Ok((at_ns, self.kept))

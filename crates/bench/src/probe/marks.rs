@@ -14,7 +14,11 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Starts a VMM; its marks.
+    /// Starts a VMM and returns its marks.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be started.
     pub fn start(argv: &[String]) -> Result<(Running, Marks)> {
         let mut command = command(argv)?;
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -24,6 +28,10 @@ impl Marks {
     }
 
     /// The marks of a VMM whose output is piped.
+    ///
+    /// # Errors
+    ///
+    /// If its stdout is not piped.
     pub fn of(child: &mut Running) -> Result<Marks> {
         Ok(Marks {
             output: child.0.stdout.take().context("stdout is piped")?,
@@ -32,6 +40,10 @@ impl Marks {
     }
 
     /// Waits for the next mark.
+    ///
+    /// # Errors
+    ///
+    /// If the VMM ends before it, or the guest reports a failure.
     pub fn next(&mut self, child: &mut Running) -> Result<()> {
         let mut bytes = [0; 256];
         while self.early == 0 {

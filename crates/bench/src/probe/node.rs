@@ -12,6 +12,10 @@ pub const JIFFY: &str = "/bin/jiffy";
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Size on disk of a snapshot of an idle VM.
+///
+/// # Errors
+///
+/// If `jiffy` fails, or does not list the snapshot.
 pub fn snapshot_bytes(run: u32) -> Result<Sample> {
     let (vm, snapshot) = (format!("idle-{run}"), format!("idle-snapshot-{run}"));
     let found = boot_idle(&vm).and_then(|()| {
@@ -33,6 +37,10 @@ pub fn snapshot_bytes(run: u32) -> Result<Sample> {
 }
 
 /// Private memory of an idle clone's VMM, guest RAM included.
+///
+/// # Errors
+///
+/// If `jiffy` fails, or the clone has no process.
 pub fn clone_memory(run: u32) -> Result<Sample> {
     let (parent, child) = (format!("parent-{run}"), format!("clone-{run}"));
     let found = boot_idle(&parent).and_then(|()| {
@@ -56,6 +64,10 @@ pub fn counted(counters: BTreeMap<String, u64>) -> Sample {
 }
 
 /// Boots a VM without a command and lets it idle.
+///
+/// # Errors
+///
+/// If `jiffy run` fails.
 pub fn boot_idle(name: &str) -> Result<()> {
     jiffy(&[
         "run", "--cold", "--detach", "--memory", "128", "--name", name,
@@ -66,6 +78,10 @@ pub fn boot_idle(name: &str) -> Result<()> {
 
 /// A process's memory by kind (proc(5), smaps_rollup), bytes. Memory that no other process has
 /// mapped is [`BYTES`].
+///
+/// # Errors
+///
+/// If the process does not exist.
 pub fn memory_of(pid: u32) -> Result<BTreeMap<String, u64>> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let rollup = std::fs::read_to_string(&path).context(path)?;
@@ -90,12 +106,22 @@ pub fn number_in(text: &str, name: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
+/// Runs `jiffy` with these arguments, whether it succeeds or not.
+///
+/// # Errors
+///
+/// If it can't be started.
 pub fn output(words: &[&str]) -> Result<Output> {
     let mut command = Command::new(JIFFY);
     command.args(words).stdin(Stdio::null());
     command.output().context(JIFFY)
 }
 
+/// Runs `jiffy` with these arguments and returns its stdout.
+///
+/// # Errors
+///
+/// If it can't be started, or fails.
 pub fn jiffy(words: &[&str]) -> Result<Vec<u8>> {
     let output = output(words)?;
     ensure!(

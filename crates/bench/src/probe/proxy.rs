@@ -20,6 +20,10 @@ const REQUESTS: u64 = 100;
 const WARM_UP: u64 = 10;
 
 /// Starts a VM with a server, and measures requests to it.
+///
+/// # Errors
+///
+/// If the VM can't be started, or the proxy or its server does not answer.
 pub fn run(what: ProxyUse, run: u32) -> Result<Sample> {
     if run == 0 {
         import_image()?;

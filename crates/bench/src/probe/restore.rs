@@ -57,6 +57,10 @@ pub enum Memory {
 
 impl Stage {
     /// The stage of a case, created by its first run.
+    ///
+    /// # Errors
+    ///
+    /// If the parent can't be booted or captured.
     pub fn of<'a>(stage: &'a mut Option<Stage>, config: &str) -> Result<&'a mut Stage> {
         if stage.is_none() {
             *stage = Some(Stage::new(config)?);
@@ -88,6 +92,10 @@ impl Stage {
 
 impl Stage {
     /// Ends the parent: nothing else may run while restores are measured.
+    ///
+    /// # Errors
+    ///
+    /// If its socket can't be removed.
     pub fn end_parent(&mut self) -> Result<()> {
         let _ = self.parent.process.0.kill();
         let _ = self.parent.process.0.wait();
@@ -96,6 +104,10 @@ impl Stage {
 }
 
 /// Measures one restore from the files, by a new VMM or by a spare.
+///
+/// # Errors
+///
+/// If the VMM can't be started, or the restored guest writes no marker.
 pub fn restore(stage: &mut Stage, spare: bool) -> Result<Sample> {
     stage.end_parent()?;
     match spare {
@@ -134,6 +146,10 @@ fn restored(stage: &Stage, memory: &Memory) -> VmmConfig {
 }
 
 /// Measures a restore to the marker, by a new VMM or by a spare; returns the restored VM too.
+///
+/// # Errors
+///
+/// If the VMM can't be started, or the restored guest writes no marker.
 pub fn timed(stage: &Stage, memory: &Memory, spare: bool) -> Result<(Sample, BootedVm)> {
     let config = restored(stage, memory);
     let (events, (child, start, end)) = match spare {
@@ -174,6 +190,10 @@ fn restore_by_spare(stage: &Stage) -> Result<Sample> {
 }
 
 /// Measures one fork of the running parent into a spare VMM, as the node does it.
+///
+/// # Errors
+///
+/// If the parent can't be captured, or the spare VMM does not resume it.
 pub fn fork(stage: &mut Stage) -> Result<Sample> {
     let mut config = stage.config.clone();
     config.control = None;
@@ -265,6 +285,10 @@ impl Spare {
 }
 
 /// Measures one full capture of a newly booted VM.
+///
+/// # Errors
+///
+/// If the configuration can't be read, or the VM can't be booted or captured.
 pub fn pause(config: &str) -> Result<Sample> {
     let config: VmmConfig = serde_json::from_slice(&fs::read(config)?)?;
     let mut parent = boot(&config)?;
@@ -356,6 +380,10 @@ fn contents(fd: &OwnedFd) -> Result<Vec<u8>> {
 }
 
 /// Mounts a tmpfs with huge pages over the folder, unless one is mounted.
+///
+/// # Errors
+///
+/// If the folder can't be made, or `mount` fails.
 pub fn huge_tmpfs(folder: &str) -> Result<()> {
     fs::create_dir_all(folder)?;
     if fs::read_to_string("/proc/mounts")?.contains(&format!(" {folder} ")) {

@@ -18,6 +18,10 @@ pub enum MachineShare {
 }
 
 /// Parses `DIR`, `DIR:ro`, `DIR:rw` or `none`.
+///
+/// # Errors
+///
+/// If it names no folder. The error is a sentence, as clap wants it.
 pub fn machine_share(text: &str) -> Result<MachineShare, String> {
     if text == "none" {
         return Ok(MachineShare::None);
@@ -46,6 +50,11 @@ struct How {
 }
 
 /// Parses `HOST:GUEST` and `HOST:GUEST:OPTIONS`, of which there are `ro`, `rw` and `capture`.
+///
+/// # Errors
+///
+/// If a part is missing or is no option, the source is not a path, or the mount point is not
+/// absolute. The error is a sentence.
 pub fn folder_use(text: &str) -> Result<FolderUse, String> {
     const USAGE: &str = "write HOST:GUEST or HOST:GUEST:OPTIONS, with the options ro and capture";
     let mut parts = text.split(':');
@@ -70,6 +79,11 @@ pub fn folder_use(text: &str) -> Result<FolderUse, String> {
 }
 
 /// Parses `type=bind,source=HOST,target=GUEST[,readonly][,capture]`, as Docker does.
+///
+/// # Errors
+///
+/// If it lacks a path or has an unknown option, the source is not a path, or the target is not
+/// absolute. The error is a sentence.
 pub fn mount(text: &str) -> Result<FolderUse, String> {
     let (mut source, mut target, mut how) = (None, None, How::default());
     for option in text.split(',') {

@@ -52,6 +52,12 @@ impl From<IdleActionChoice> for IdleAction {
 }
 
 /// Parses a time: a whole number followed by `s`, `m`, `h` or `d`, or by nothing for seconds.
+/// Returns seconds.
+///
+/// # Errors
+///
+/// If it is no such time, or does not fit in 32 bits. The error is a sentence, as in all parsers
+/// here.
 pub fn seconds(text: &str) -> Result<u32, String> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let unit = match &text[digits.len()..] {
@@ -93,6 +99,10 @@ impl From<&str> for KernelChoice {
 pub type DiskUse = VolumeUse;
 
 /// Parses `256`, `256M`, `2G` or `1T`; returns MiB.
+///
+/// # Errors
+///
+/// If it is no such size, 0, or no whole number of MiB.
 pub fn mebibytes(text: &str) -> Result<u64, String> {
     const MIB: u64 = 1 << 20;
     match parse_size(text, MIB) {
@@ -120,6 +130,10 @@ fn take_limit(limit: &mut DiskLimit, option: &str) -> Result<bool, String> {
 }
 
 /// Parses `bps=50M`, `iops=1000`, or both separated by a comma.
+///
+/// # Errors
+///
+/// If it has another option, or a rate is not a positive number.
 pub fn disk_limit(text: &str) -> Result<DiskLimit, String> {
     let mut limit = DiskLimit::default();
     for option in text.split(',') {
@@ -133,6 +147,10 @@ pub fn disk_limit(text: &str) -> Result<DiskLimit, String> {
 }
 
 /// Parses limits such as `bps=10M,burst=1M,pps=5000,packet-burst=100`: any of them.
+///
+/// # Errors
+///
+/// If it has another option, a rate is not a positive number, or a burst lacks its rate.
 pub fn network_limit(text: &str) -> Result<NetLimit, String> {
     let mut limit = NetLimit::default();
     for option in text.split(',') {
@@ -165,7 +183,11 @@ pub fn network_limit(text: &str) -> Result<NetLimit, String> {
     Ok(limit)
 }
 
-/// A new limit, or `none`.
+/// Parses a new limit with `parse`, or `none`.
+///
+/// # Errors
+///
+/// If `parse` fails.
 pub fn new_limit<T: Default>(
     text: &str,
     parse: impl Fn(&str) -> Result<T, String>,
@@ -177,6 +199,10 @@ pub fn new_limit<T: Default>(
 }
 
 /// Parses a volume's name, and after a comma its new limit.
+///
+/// # Errors
+///
+/// If the name is empty, or the limit is missing or wrong (see [`disk_limit`]).
 pub fn volume_limit(text: &str) -> Result<(String, DiskLimit), String> {
     match text.split_once(',') {
         Some((name, limit)) if !name.is_empty() => {
@@ -189,6 +215,10 @@ pub fn volume_limit(text: &str) -> Result<(String, DiskLimit), String> {
 }
 
 /// Parses `NAME`, `NAME:SIZE`, `NAME:ro` or `NAME:SIZE:ro`, with options after commas.
+///
+/// # Errors
+///
+/// If the name is empty, a size or a rate is wrong, or an option is unknown.
 pub fn disk_use(text: &str) -> Result<DiskUse, String> {
     let mut options = text.split(',');
     let mut disk = volume_use(options.next().unwrap_or_default())?;
@@ -239,6 +269,10 @@ pub enum Place {
 }
 
 /// Parses `-`, `VM:PATH` or a path; a colon after a slash is part of a path.
+///
+/// # Errors
+///
+/// If it is empty, or has no path after the VM's name.
 pub fn place(text: &str) -> Result<Place, String> {
     if text == "-" {
         return Ok(Place::Tar);
@@ -277,6 +311,10 @@ pub struct TimelineOutput {
 }
 
 /// Parses the value of `run --timeline`: `deep`, `deep:FILE`, or what [`timeline_output`] parses.
+///
+/// # Errors
+///
+/// If the format is unknown, or there is no file after the colon.
 pub fn run_timeline_output(text: &str) -> Result<TimelineOutput, String> {
     let output = |format, file| TimelineOutput {
         format,
@@ -292,6 +330,10 @@ pub fn run_timeline_output(text: &str) -> Result<TimelineOutput, String> {
 }
 
 /// Parses `FORMAT` or `FORMAT:FILE`.
+///
+/// # Errors
+///
+/// If the format is unknown, or there is no file after the colon.
 pub fn timeline_output(text: &str) -> Result<TimelineOutput, String> {
     let (format, file) = match text.split_once(':') {
         Some((_, "")) => return Err(format!("'{text}' names no file after the colon")),
@@ -309,6 +351,10 @@ pub fn timeline_output(text: &str) -> Result<TimelineOutput, String> {
 }
 
 /// Parses `TERM`, `SIGTERM`, `sigterm` or `15`.
+///
+/// # Errors
+///
+/// If there is no such signal.
 pub fn signal_number(text: &str) -> Result<i32, String> {
     signal::number(text).ok_or_else(|| match text.parse::<i32>() {
         Ok(number) => format!(

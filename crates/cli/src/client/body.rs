@@ -29,6 +29,10 @@ impl RequestBody {
     }
 
     /// A JSON document.
+    ///
+    /// # Errors
+    ///
+    /// If the value can't be written as JSON.
     pub fn json<T: Serialize>(value: &T) -> Result<RequestBody> {
         let bytes = serde_json::to_vec(value)
             .map_err(|error| Failure::new(format!("the request can't be written: {error}")))?;

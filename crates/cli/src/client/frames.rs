@@ -58,6 +58,10 @@ impl FrameReader {
     }
 
     /// The next message; `None` if the stream ends between two frames. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// If the connection is lost, the stream ends in a message, or a message is malformed.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         loop {
             if let Some(message) = self.decoder.next().map_err(refused)? {
@@ -106,6 +110,10 @@ pub struct FrameWriter {
 
 impl FrameWriter {
     /// Sends one message.
+    ///
+    /// # Errors
+    ///
+    /// If the message is too large, or the connection is lost.
     pub async fn send<T: Serialize>(&mut self, message: &T) -> Result<()> {
         let bytes = to_vec(message).map_err(refused)?;
         self.stream
@@ -116,6 +124,10 @@ impl FrameWriter {
 
     /// Sends some of these bytes of encoded frames and returns how many. Cancel safe: if it is
     /// dropped, nothing was sent.
+    ///
+    /// # Errors
+    ///
+    /// If `write` fails.
     pub async fn send_some(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.stream.write(bytes).await
     }

@@ -25,6 +25,10 @@ impl JsonLines {
     }
 
     /// The next line; `None` if the answer has ended, or the connection was lost.
+    ///
+    /// # Errors
+    ///
+    /// If a line is too long, or is not the JSON of a `T`.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         loop {
             let line = self.lines.next_line();

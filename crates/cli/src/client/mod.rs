@@ -103,6 +103,10 @@ impl Client {
     }
 
     /// As [`Client::new`]; the first request uses this connection.
+    ///
+    /// # Errors
+    ///
+    /// If the connection can't be made non-blocking.
     pub fn connected(
         endpoint: Endpoint,
         connection: std::os::unix::net::UnixStream,
@@ -118,11 +122,20 @@ impl Client {
     }
 
     /// `GET` of a JSON document.
+    ///
+    /// # Errors
+    ///
+    /// If the node can't be reached ([`Kind::Unreachable`]), returns an error, or its answer is not
+    /// the JSON of a `T`.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.json(Method::GET, path, RequestBody::empty()).await
     }
 
     /// `GET` in this media type, or in JSON if the node does not support it.
+    ///
+    /// # Errors
+    ///
+    /// If the node can't be reached ([`Kind::Unreachable`]), or returns an error.
     pub async fn get_as(&self, media_type: &'static str, path: &str) -> Result<Answer> {
         let mut request = self.request(Method::GET, path, RequestBody::empty())?;
         let accept = HeaderValue::from_static(media_type);
@@ -131,11 +144,19 @@ impl Client {
     }
 
     /// `POST` without a body.
+    ///
+    /// # Errors
+    ///
+    /// As for [`get`](Client::get).
     pub async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.json(Method::POST, path, RequestBody::empty()).await
     }
 
     /// `POST` of a JSON document.
+    ///
+    /// # Errors
+    ///
+    /// As for [`get`](Client::get).
     pub async fn post_json<B: Serialize, T: DeserializeOwned>(
         &self,
         path: &str,
@@ -146,12 +167,20 @@ impl Client {
     }
 
     /// `DELETE`; the answer has no body.
+    ///
+    /// # Errors
+    ///
+    /// If the node can't be reached ([`Kind::Unreachable`]), or returns an error.
     pub async fn delete(&self, path: &str) -> Result<()> {
         let request = self.request(Method::DELETE, path, RequestBody::empty())?;
         self.send(request).await.map(|_| ())
     }
 
     /// Sends a streamed body, which the other end of `body` writes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`get`](Client::get); or if the other end of `body` sends an error, which is returned.
     pub async fn upload<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -162,18 +191,31 @@ impl Client {
     }
 
     /// `GET` of a stream of bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the node can't be reached ([`Kind::Unreachable`]), or returns an error.
     pub async fn stream(&self, path: &str) -> Result<Incoming> {
         let request = self.request(Method::GET, path, RequestBody::empty())?;
         Ok(self.send(request).await?.into_body())
     }
 
     /// `POST` of a JSON document that is answered with a stream of bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the node can't be reached ([`Kind::Unreachable`]), or returns an error.
     pub async fn post_stream<B: Serialize>(&self, path: &str, body: &B) -> Result<Incoming> {
         let request = self.request(Method::POST, path, RequestBody::json(body)?)?;
         Ok(self.send(request).await?.into_body())
     }
 
     /// `POST` that turns the connection into frames.
+    ///
+    /// # Errors
+    ///
+    /// If the node can't be reached ([`Kind::Unreachable`]), returns an error, or does not upgrade
+    /// the connection.
     pub async fn upgrade<B: Serialize>(&self, path: &str, body: Option<&B>) -> Result<Upgraded> {
         let body = match body {
             Some(body) => RequestBody::json(body)?,
@@ -358,6 +400,10 @@ pub struct Answer {
 
 impl Answer {
     /// Parses its JSON.
+    ///
+    /// # Errors
+    ///
+    /// If it is not the JSON of a `T`.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_slice(&self.bytes).map_err(|_| not_understood(self.status))
     }

@@ -35,6 +35,11 @@ impl<W: Write> TarWriter<W> {
     }
 
     /// Takes the next frame; true after the last one.
+    ///
+    /// # Errors
+    ///
+    /// If the VM sends a failure, an unsafe path, too many bytes or no entry, or the tar can't be
+    /// written.
     pub fn take(&mut self, frame: CopyFrame) -> Result<bool> {
         match frame {
             CopyFrame::Entry(entry) => {
@@ -137,8 +142,13 @@ impl TarReader {
         }
     }
 
-    /// Passes the frames of a whole tar to `send`, which returns whether to stop, and a note for
-    /// each entry that can't be copied to `note`.
+    /// Passes the frames of a whole tar to `send`, whose first error stops it, and a note for each
+    /// entry that can't be copied to `note`.
+    ///
+    /// # Errors
+    ///
+    /// If the tar can't be read or is malformed, has a path that leaves the destination or is not
+    /// UTF-8, or `send` fails.
     pub fn read(
         mut self,
         tar: impl Read,

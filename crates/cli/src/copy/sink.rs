@@ -91,6 +91,11 @@ impl Sink {
     }
 
     /// Takes the next frame; true after the last one.
+    ///
+    /// # Errors
+    ///
+    /// If the VM sends a failure, an unsafe path, entries out of order or none, or a file can't be
+    /// written.
     pub fn take(&mut self, frame: CopyFrame) -> Result<bool> {
         match frame {
             CopyFrame::Entry(entry) => {

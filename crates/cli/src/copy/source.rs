@@ -16,6 +16,10 @@ use std::path::{Path, PathBuf};
 /// `name` is the root's name in an existing folder, or empty. `as_root` replaces the root's
 /// metadata: for the contents of a folder that are copied into an existing one, which must not
 /// change.
+///
+/// # Errors
+///
+/// If a file can't be read or has a name that is not UTF-8, or the connection is lost.
 pub async fn send_tree(
     frames: &mut FrameWriter,
     root: &Path,

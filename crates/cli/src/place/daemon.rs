@@ -28,6 +28,10 @@ pub fn connect(folders: &Folders) -> Option<UnixStream> {
 
 /// A connection to the node, which is started if it does not run. The run folder must exist and
 /// belong to this user.
+///
+/// # Errors
+///
+/// If jiffyd or its folders are missing, it ends at its start, or it does not listen in time.
 pub fn connect_or_start(folders: &Folders) -> Result<UnixStream> {
     if let Some(connection) = connect(folders) {
         return Ok(connection);

@@ -38,6 +38,10 @@ impl Folders {
     }
 
     /// The folder of images, volumes and VMs.
+    ///
+    /// # Errors
+    ///
+    /// If neither `HOME` nor `JIFFY_DATA` is set.
     pub fn data(&self) -> Result<&Path> {
         self.data.as_deref().ok_or_else(|| {
             Failure::new("HOME is not set, so there is no folder to keep data in")
@@ -51,6 +55,10 @@ impl Folders {
     }
 
     /// The path of one of Jiffy's programs.
+    ///
+    /// # Errors
+    ///
+    /// If it is not in the folder of programs.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         let path = self.lib.join(name);
         if path.exists() {
@@ -77,8 +85,12 @@ impl Folders {
         }
     }
 
-    /// Whether the run folder exists. A folder that another user could have created is refused,
-    /// because nothing in it can be trusted.
+    /// Whether the run folder exists.
+    ///
+    /// # Errors
+    ///
+    /// If another user could have created it, because nothing in it can be trusted; or if it can't
+    /// be read.
     pub fn has_run(&self) -> Result<bool> {
         let run = self.run.display();
         match is_mine_alone(&self.run) {
@@ -92,8 +104,12 @@ impl Folders {
         }
     }
 
-    /// Creates the run folder if it is missing, and refuses one that another user could
-    /// have created.
+    /// Creates the run folder if it is missing.
+    ///
+    /// # Errors
+    ///
+    /// If another user could have created it, it can't be created, or the path of the node's socket
+    /// is too long.
     pub fn make_run(&self) -> Result<()> {
         let socket = self.socket();
         let length = socket.as_os_str().len();

@@ -35,6 +35,10 @@ struct Verdict {
 }
 
 /// The kind of KVM this host has: the stored result if there was a probe since boot.
+///
+/// # Errors
+///
+/// If the probe is needed, and fails (see [`probe`]).
 pub fn kind(folders: &Folders) -> Result<KvmKind> {
     kind_of(Path::new(DEVICE), folders)
 }
@@ -91,6 +95,11 @@ pub fn is_refused() -> bool {
 }
 
 /// Runs `jiffy-vmm probe`, which runs a tiny guest.
+///
+/// # Errors
+///
+/// If jiffy-vmm is missing, fails, does not end in time, or writes what this jiffy does not
+/// understand.
 pub fn probe(folders: &Folders) -> Result<KvmProbe> {
     let program = folders.program("jiffy-vmm")?;
     let failed = |why: String| {

@@ -50,6 +50,10 @@ pub struct Reached {
 }
 
 /// The machine that belongs to these folders.
+///
+/// # Errors
+///
+/// If there is no data folder.
 pub fn machine(folders: &Folders) -> Result<Machine> {
     Ok(Machine::open(Paths {
         data: folders.data()?.to_owned(),
@@ -61,6 +65,10 @@ pub fn machine(folders: &Folders) -> Result<Machine> {
 
 /// Reaches the machine's node. The machine is started if it does not run; this is reported once on
 /// stderr, with the reason `why` VMs run there.
+///
+/// # Errors
+///
+/// If it can't be started (see [`start`]).
 pub fn reach(folders: &Folders, why: &str) -> Result<Reached> {
     if let Some(endpoint) = running(folders) {
         return Ok(Reached {
@@ -72,6 +80,11 @@ pub fn reach(folders: &Folders, why: &str) -> Result<Reached> {
 }
 
 /// Starts the machine, or finds it running.
+///
+/// # Errors
+///
+/// If the environment demands signed images, which the machine can't check, or [`Machine::start`]
+/// fails.
 pub fn start(folders: &Folders, options: Options, why: &str) -> Result<Reached> {
     if running(folders).is_none() {
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -125,7 +138,11 @@ fn check_variables(is_set: impl Fn(&str) -> bool) -> Result<Option<String>> {
 }
 
 /// Called when the node is slow to answer: the machine may be paused because this host's disk was
-/// full. Resumes it, or returns why that is not possible.
+/// full. Resumes it then.
+///
+/// # Errors
+///
+/// If it can't be resumed: the disk is still full, or the machine's control socket fails.
 pub fn nudge(folders: &Folders) -> Result<()> {
     let machine = machine(folders)?;
     match machine.why_it_ended() {
@@ -139,16 +156,29 @@ pub fn nudge(folders: &Folders) -> Result<()> {
 }
 
 /// Locks the list of forwarded ports; `None` if another command holds it.
+///
+/// # Errors
+///
+/// If the lock file can't be used.
 pub fn try_lock_ports(folders: &Folders) -> Result<Option<PortsLock>> {
     machine(folders)?.try_lock_ports().map_err(failure)
 }
 
 /// Forwards these ports of this host to the machine, and no other ports of VMs.
+///
+/// # Errors
+///
+/// If the machine does not run, or a port is not available on this host.
 pub fn forward(folders: &Folders, lock: &PortsLock, ports: &BTreeSet<Forward>) -> Result<()> {
     machine(folders)?.forward(lock, ports).map_err(failure)
 }
 
 /// The path in the machine of a folder of this host, for a VM that may change it unless `read_only`.
+///
+/// # Errors
+///
+/// If the folder does not exist, is not shared with the machine, or is shared for reading only and
+/// the VM may change it.
 pub fn shared_path(folders: &Folders, source: &str, read_only: bool) -> Result<String> {
     let shares = machine(folders)?.shares();
     let path = std::fs::canonicalize(source)

@@ -25,6 +25,10 @@ pub struct Found {
 }
 
 /// Finds the node for this command; starts it if it does not run.
+///
+/// # Errors
+///
+/// If the run folder can't be used, KVM can't be probed, or the machine or jiffyd can't be started.
 pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
     folders.make_run()?;
     if let Some(why) = in_machine(choice, folders)? {
@@ -49,6 +53,10 @@ pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
 }
 
 /// Finds the node for this command if it runs; starts nothing.
+///
+/// # Errors
+///
+/// If another user could have created the run folder, or KVM can't be probed.
 pub fn find_running(choice: MachineUse, folders: &Folders) -> Result<Option<Client>> {
     let has_run = folders.has_run()?;
     if in_machine(choice, folders)?.is_some() {

@@ -7,7 +7,11 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 /// Reads available bytes, at most `buffer`, and waits for them until `end`; 0 when the other side
-/// has closed the pipe. [`io::ErrorKind::TimedOut`] after `end`.
+/// has closed the pipe.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::TimedOut`] if `end` has passed. Otherwise if `poll` or `read` fails.
 pub fn read_until(fd: impl AsFd, buffer: &mut [u8], end: Instant) -> io::Result<usize> {
     loop {
         let left = end.saturating_duration_since(Instant::now());

@@ -34,6 +34,10 @@ impl Waited {
     }
 
     /// Reads once bytes are available; 0 at the end.
+    ///
+    /// # Errors
+    ///
+    /// If `poll` or `read` fails.
     pub async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             self.wait(Interest::READABLE, PollFlags::IN).await?;
@@ -48,6 +52,10 @@ impl Waited {
     }
 
     /// Writes all bytes, and waits for a slow reader.
+    ///
+    /// # Errors
+    ///
+    /// If `poll` or `write` fails.
     pub async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.wait(Interest::WRITABLE, PollFlags::OUT).await?;

@@ -13,8 +13,8 @@ use std::io;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// A second Ctrl-C within this time leaves the session. So does a signal that could not be sent for
-/// this time because stdin fills the connection.
+/// A second Ctrl-C within this time leaves the session; a signal that could not be sent for this
+/// time, because stdin fills the connection, does so too.
 const IMPATIENCE: Duration = Duration::from_secs(1);
 /// Ctrl-P Ctrl-Q, as in docker.
 const DETACH_KEYS: [u8; 2] = [0x10, 0x11];
@@ -85,6 +85,10 @@ impl<'a> Input<'a> {
     }
 
     /// Forwards until the user leaves. The output side receives the end of the command.
+    ///
+    /// # Errors
+    ///
+    /// If stdin can't be read.
     pub async fn forward(&mut self, reader_gone: &Notify) -> Result<Left> {
         let mut buffer = vec![0; MAX_DATA];
         // The command may have been started with the size of another terminal, and this

@@ -45,6 +45,10 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Forwards stdin, signals and the terminal's size to the command, and its
 /// output to stdout and stderr (or into `capture`), until it ends.
+///
+/// # Errors
+///
+/// If the connection or the VM is lost, or stdin, stdout or stderr can't be used.
 pub async fn run(
     client: &Client,
     upgraded: Upgraded,

@@ -47,6 +47,10 @@ impl<'a> Output<'a> {
     }
 
     /// Delivers all output until the command has ended.
+    ///
+    /// # Errors
+    ///
+    /// If the connection is lost, or stdout or stderr can't be written.
     pub async fn deliver(&mut self) -> Result<Answer> {
         loop {
             match self.frames.next::<ExecOutput>().await? {

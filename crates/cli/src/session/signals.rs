@@ -27,6 +27,10 @@ const LISTENED: [i32; 8] = [1, INTERRUPT, 3, 10, 12, 15, CONTINUED, WINDOW];
 
 impl Signals {
     /// Receives signals from now on.
+    ///
+    /// # Errors
+    ///
+    /// If a signal handler can't be installed.
     pub fn new() -> io::Result<Signals> {
         let listeners = LISTENED
             .iter()

@@ -4,9 +4,9 @@ use super::{extent, span_length, tree};
 use crate::render::harmless;
 use jiffy_wire::timeline::{Span, Timeline};
 
-/// From the last step back: before each step, the one that ended last before it began; drawn as by
-/// `systemd-analyze critical-chain`. Parts of steps, and steps that ran in parallel to the chain,
-/// are omitted.
+/// The critical chain: it ends with the last step, and before each step is the one that ended last
+/// before that began. Drawn as by `systemd-analyze critical-chain`. Parts of steps, and steps that
+/// ran in parallel to the chain, are omitted.
 pub fn critical_chain(timeline: &Timeline) -> String {
     let Some((origin, end)) = extent(timeline) else {
         return "The timeline is empty.\n".to_owned();

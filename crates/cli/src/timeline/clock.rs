@@ -11,6 +11,10 @@ const QUESTIONS: usize = 3;
 
 /// The node's timeline on this host's clock. If the node has another clock (the machine's), that is
 /// read over the API, and assumed to have been read in the middle between request and answer.
+///
+/// # Errors
+///
+/// If the node does not tell its clock.
 pub async fn on_our_clock(client: &Client, mut timeline: Timeline) -> Result<Timeline> {
     let ours = boot_id().unwrap_or_default();
     if timeline.clock == ours {

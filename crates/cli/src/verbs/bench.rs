@@ -10,6 +10,10 @@ use std::process::Command;
 const IMAGE: &str = "ram.image";
 
 /// `jiffy bench`
+///
+/// # Errors
+///
+/// If the program or the recorded image is missing, or can't be run. Otherwise it does not return.
 pub fn bench(context: &Context, bench: Bench) -> Result<Outcome> {
     match bench {
         Bench::Pager(options) => pager(context, options),

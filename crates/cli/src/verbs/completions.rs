@@ -6,6 +6,10 @@ use crate::failure::{Outcome, Result};
 use clap::CommandFactory;
 
 /// `jiffy completions`
+///
+/// # Errors
+///
+/// If stdout can't be written.
 pub fn completions(completions: Completions) -> Result<Outcome> {
     let shell = match completions.shell {
         Shell::Bash => clap_complete::Shell::Bash,

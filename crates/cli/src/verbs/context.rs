@@ -54,6 +54,10 @@ impl Context {
     }
 
     /// Finds the node; starts it if it does not run.
+    ///
+    /// # Errors
+    ///
+    /// If [`place::find`] fails.
     pub fn node(&self) -> Result<Found> {
         let found = place::find(self.machine, &self.folders)?;
         self.in_machine.set(found.in_machine);
@@ -76,12 +80,21 @@ impl Context {
     }
 
     /// A client of the node, which is started if it does not run.
+    ///
+    /// # Errors
+    ///
+    /// If [`place::find`] fails.
     pub fn client(&self) -> Result<Client> {
         Ok(self.node()?.client)
     }
 
     /// Runs a verb that talks to a node. It runs on this thread, because that is the fastest to set
     /// up.
+    ///
+    /// # Errors
+    ///
+    /// If the verb fails, or the event loop can't be set up. If the machine has ended, the failure
+    /// says that instead of the lost connection.
     // If it were inlined, the futures of all verbs would share one stack frame of 50 KiB,
     // and each of its pages is a page fault.
     #[inline(never)]
@@ -117,6 +130,10 @@ impl Context {
 }
 
 /// Writes text to stdout.
+///
+/// # Errors
+///
+/// If stdout can't be written.
 pub fn show(text: &str) -> Result<()> {
     std::io::stdout()
         .write_all(text.as_bytes())
@@ -125,6 +142,10 @@ pub fn show(text: &str) -> Result<()> {
 }
 
 /// Writes a value to stdout as JSON.
+///
+/// # Errors
+///
+/// If the value can't be written as JSON, or stdout can't be written.
 pub fn show_json(value: &impl Serialize) -> Result<()> {
     show(&pretty_json(value)?)
 }
@@ -137,7 +158,12 @@ fn pretty_json(value: &impl Serialize) -> Result<String> {
     Ok(harmless_json(text))
 }
 
-/// Calls `act` with each name. Failures are reported, and the other names are still done.
+/// Calls `act` with each name. A failure is reported on stderr; then the other names are still done,
+/// and the outcome is [`Outcome::Partly`].
+///
+/// # Errors
+///
+/// If the reader of stdout has closed it.
 pub async fn each(
     names: &[String],
     mut act: impl AsyncFnMut(&str) -> Result<()>,

@@ -21,6 +21,11 @@ struct Copies<'a> {
 }
 
 /// `jiffy cp`
+///
+/// # Errors
+///
+/// If not exactly one side is in a VM, there is no node, it refuses, or a file on either side can't
+/// be read or written.
 pub async fn cp(context: &Context, cp: Cp) -> Result<Outcome> {
     let copies = Copies {
         client: &context.client()?,

@@ -10,6 +10,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// `jiffy disk`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, or the disk server can't be started.
 pub async fn disk(context: &Context, disk: Disk) -> Result<Outcome> {
     match disk {
         Disk::Serve(serve) => exec_server(context, serve).await,

@@ -11,6 +11,10 @@ use jiffy_wire::api::NodeInfo;
 use jiffy_wire::cpu::Profile;
 
 /// `jiffy doctor`
+///
+/// # Errors
+///
+/// If stdout can't be written; with `--cpu`, also if there is no node.
 pub fn doctor(context: &Context, doctor: Doctor) -> Result<Outcome> {
     if doctor.cpu {
         return context.block_on(|| processor(context, doctor.format));

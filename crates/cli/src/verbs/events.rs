@@ -11,6 +11,10 @@ use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{Action, Event};
 
 /// `jiffy events`
+///
+/// # Errors
+///
+/// If there is no node, stdout can't be written, or the connection ends before the VM is removed.
 pub async fn events(context: &Context, events: Events) -> Result<Outcome> {
     let query = events.vm.as_deref().map(encoded);
     let query = query.map_or_else(String::new, |vm| format!("?vm={vm}"));

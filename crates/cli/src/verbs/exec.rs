@@ -9,6 +9,10 @@ use crate::session::{self, Leaving, Stdio};
 use jiffy_wire::api::Vm;
 
 /// `jiffy exec`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, or the session fails (see [`session::run`]).
 pub async fn exec(context: &Context, exec: Exec) -> Result<Outcome> {
     let stdio = stdio(&exec.stdio);
     let client = context.client()?;
@@ -23,6 +27,10 @@ pub async fn exec(context: &Context, exec: Exec) -> Result<Outcome> {
 }
 
 /// `jiffy attach`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, or the session fails (see [`session::run`]).
 pub async fn attach(context: &Context, attach: Attach) -> Result<Outcome> {
     let client = context.client()?;
     let (leaving, query) = match attach.no_stdin {
@@ -34,6 +42,10 @@ pub async fn attach(context: &Context, attach: Attach) -> Result<Outcome> {
 }
 
 /// Connects to a VM's first command, with this query.
+///
+/// # Errors
+///
+/// If the node refuses, or the session fails (see [`session::run`]).
 pub async fn attach_to(
     client: &Client,
     vm: &str,

@@ -26,6 +26,11 @@ const MAX_KERNEL: u64 = 512 << 20;
 const NAME_DIGITS: usize = 32;
 
 /// `jiffy kernel`
+///
+/// # Errors
+///
+/// If a file or the node's list can't be read, or the build fails. An unsuitable kernel is no error
+/// of `check`.
 pub fn kernel(context: &Context, kernel: Kernel) -> Result<Outcome> {
     match kernel {
         Kernel::List { format } => context.block_on(|| list(context, format)),
@@ -94,8 +99,8 @@ fn built_kernels() -> Result<Kernels> {
         .map_err(|error| Failure::io(error.to_string(), error.source))
 }
 
-/// The file of a kernel in this user's cache, by its full name, or by its flavour: the newest of it.
-/// `base` is the one that the node came with.
+/// The file of a kernel in this user's cache: the one with this name, or the newest of this
+/// flavour. `base` is the one that the node came with.
 pub fn built(name: &str) -> Option<PathBuf> {
     let built = built_kernels().ok()?;
     let newest = || match name.parse() {
@@ -224,6 +229,10 @@ fn build(context: &Context, variant: &str) -> Result<Outcome> {
 }
 
 /// The file of a kernel, which is built unless it was before.
+///
+/// # Errors
+///
+/// If there is no build script, or it fails.
 pub fn built_now(context: &Context, flavour: Flavour) -> Result<PathBuf> {
     let folder = context.folders.share.join("kernel");
     if !folder.join("build").exists() {
@@ -265,6 +274,10 @@ pub fn built_now(context: &Context, flavour: Flavour) -> Result<PathBuf> {
 }
 
 /// Uploads a kernel file unless the node has it. Returns its name on the node.
+///
+/// # Errors
+///
+/// If the file can't be read or is not a kernel, or the node refuses it.
 pub async fn upload(client: &Client, file: &Path) -> Result<String> {
     let failed = |error| {
         Failure::io(

@@ -9,6 +9,10 @@ use jiffy_wire::api::LogChunk;
 use std::io::Write;
 
 /// `jiffy logs`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, the connection is lost, or the log can't be written to stdout.
 pub async fn logs(context: &Context, logs: Logs) -> Result<Outcome> {
     let source = match (logs.console, logs.vmm) {
         (true, _) => "console",

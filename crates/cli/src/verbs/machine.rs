@@ -18,6 +18,11 @@ use std::path::PathBuf;
 const NOT_RUNNING: u8 = 3;
 
 /// `jiffy machine`
+///
+/// # Errors
+///
+/// If the folders can't be used, an option is wrong, or the machine can't be started, stopped,
+/// removed or reached.
 pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
     let folders = &context.folders;
     folders.has_run()?;

@@ -10,6 +10,10 @@ use crate::render::Table;
 use jiffy_wire::api::{self, NetworkPolicy, Vm, VmNetwork};
 
 /// `jiffy network`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, the VM has no network, or stdout can't be written.
 pub async fn network(context: &Context, network: Network) -> Result<Outcome> {
     let client = context.client()?;
     match network {
@@ -87,6 +91,10 @@ pub async fn network(context: &Context, network: Network) -> Result<Outcome> {
 }
 
 /// `jiffy port`
+///
+/// # Errors
+///
+/// If there is no node or no such VM, the VM has no network, or stdout can't be written.
 pub async fn port(context: &Context, port: Port) -> Result<Outcome> {
     let client = context.client()?;
     let vm: Vm = client.get(&vm_path(&port.vm, "")).await?;

@@ -29,6 +29,10 @@ fn target(file: &Path) -> io::Result<Target> {
 }
 
 /// Writes a file, in place of one with its name; `what` names the contents in an error.
+///
+/// # Errors
+///
+/// If it is a folder, or can't be written.
 pub fn write(what: &str, file: &Path, bytes: &[u8]) -> Result<()> {
     let written = target(file).and_then(|target| match target {
         Target::Replaced(path) => jiffy_sys::durable::replace(&path, bytes),
@@ -41,7 +45,11 @@ pub fn write(what: &str, file: &Path, bytes: &[u8]) -> Result<()> {
     written.map_err(|error| unwritable(what, file, error))
 }
 
-/// Fails if [`write`] surely would: before a command does what takes long.
+/// Checks, before a command does what takes long, whether [`write`] can succeed.
+///
+/// # Errors
+///
+/// If the file is a folder, or this process may not write to it.
 pub fn check(what: &str, file: &Path) -> Result<()> {
     let checked = target(file).and_then(|target| match target {
         Target::Replaced(path) => {

@@ -18,6 +18,11 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 impl Context {
     /// Forwards the ports of all VMs, and `more`, to the machine. Does nothing where VMs run on
     /// this host itself.
+    ///
+    /// # Errors
+    ///
+    /// If the node can't be asked, another command changes the ports for too long, or a port is not
+    /// available on this host.
     pub async fn forward_ports(&self, client: &Client, more: &[String]) -> Result<()> {
         self.forward(client, None, more).await
     }
@@ -31,6 +36,10 @@ impl Context {
     }
 
     /// [`each`] for verbs that start or end VMs: updates the forwarded ports afterwards.
+    ///
+    /// # Errors
+    ///
+    /// If `each` does. If ports can't be forwarded, that is only reported.
     pub async fn each_with_ports(
         &self,
         client: &Client,

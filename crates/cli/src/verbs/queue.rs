@@ -9,6 +9,10 @@ use crate::render::{Table, age, now, size};
 use jiffy_wire::api::Queued;
 
 /// `jiffy queue`
+///
+/// # Errors
+///
+/// If there is no node, or stdout can't be written.
 pub async fn queue(context: &Context, queue: Queue) -> Result<Outcome> {
     let waiting: Vec<Queued> = context.client()?.get("/v1/queue").await?;
     match queue.format {

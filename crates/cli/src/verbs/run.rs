@@ -27,6 +27,11 @@ use std::time::Duration;
 const END_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// `jiffy run`
+///
+/// # Errors
+///
+/// If options exclude each other, a file can't be read, there is no node, it refuses, or the
+/// session fails (see [`session::run`]).
 pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     check_options(&run)?;
     let captured = run.format == Some(JsonFormat::Json) && !run.detach;
@@ -321,6 +326,10 @@ async fn with_image<T>(
 }
 
 /// `jiffy create`
+///
+/// # Errors
+///
+/// If a file can't be read, there is no node, it refuses, or stdout can't be written.
 pub async fn create(context: &Context, create: Create) -> Result<Outcome> {
     let client = context.client()?;
     let stdio = Stdio {
@@ -347,7 +356,11 @@ fn show_vm(vm: &Vm, format: Option<JsonFormat>) -> Result<()> {
     }
 }
 
-/// The size of a VM's memory as the API has it.
+/// The size of a VM's memory, MiB, as the API has it.
+///
+/// # Errors
+///
+/// If it does not fit in 32 bits.
 pub fn memory_mib(size: Option<u64>) -> Result<Option<u32>> {
     let checked = size.map(|size| {
         u32::try_from(size)

@@ -14,6 +14,10 @@ const PATH: &str = "/v1/sched/trace";
 const WHAT: &str = "the recording";
 
 /// `jiffy sched`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, or the recording can't be written.
 pub async fn sched(context: &Context, sched: Sched) -> Result<Outcome> {
     let Sched::Trace { output, seconds } = sched;
     if let Some(file) = &output {

@@ -21,12 +21,20 @@ use std::path::Path;
 const MAX_PICTURE: usize = 256 << 20;
 
 /// `jiffy pause` and `jiffy resume`
+///
+/// # Errors
+///
+/// If there is no node. Other failures are as in [`each`].
 pub async fn order(context: &Context, vms: Vms, order: &str) -> Result<Outcome> {
     let client = context.client()?;
     post_each(&client, &vms.vms, &format!("/{order}")).await
 }
 
 /// `jiffy wake`
+///
+/// # Errors
+///
+/// If there is no node. Other failures are as in [`each`].
 pub async fn wake(context: &Context, wake: Wake) -> Result<Outcome> {
     let client = context.client()?;
     let outcome = post_each(
@@ -48,6 +56,11 @@ async fn post_each(client: &Client, vms: &[String], order: &str) -> Result<Outco
 }
 
 /// `jiffy hibernate`
+///
+/// # Errors
+///
+/// If several timelines would go to one file, or there is no node. Other failures are as in
+/// [`each`].
 pub async fn hibernate(context: &Context, hibernate: Hibernate) -> Result<Outcome> {
     let wanted = hibernate.show.timeline.as_ref();
     if hibernate.vms.len() > 1
@@ -69,6 +82,10 @@ pub async fn hibernate(context: &Context, hibernate: Hibernate) -> Result<Outcom
 }
 
 /// `jiffy fork`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, or stdout or the timeline can't be written.
 pub async fn fork(context: &Context, fork: Fork) -> Result<Outcome> {
     let client = context.client()?;
     let wanted = ForkVm {
@@ -93,6 +110,10 @@ pub async fn fork(context: &Context, fork: Fork) -> Result<Outcome> {
 }
 
 /// `jiffy snapshot`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, or stdout or a file can't be written.
 pub async fn snapshot(context: &Context, snapshot: Snapshot) -> Result<Outcome> {
     let client = context.client()?;
     match snapshot {
@@ -151,6 +172,10 @@ pub async fn snapshot(context: &Context, snapshot: Snapshot) -> Result<Outcome> 
 }
 
 /// Gets a snapshot, for `jiffy run --from`.
+///
+/// # Errors
+///
+/// If the node can't be reached, or has no such snapshot.
 pub async fn get(client: &Client, name: &str) -> Result<api::Snapshot> {
     client.get(&snapshot_path(name, "")).await
 }

@@ -37,6 +37,10 @@ pub fn ssh_main(perform: impl FnOnce(&Context, SshVerb) -> Result<Outcome>) -> !
 /// Replaces this process by jiffy-ssh (execve), which parses the same command line: `jiffy` stays
 /// small without cryptography. The program's first word is the path of `jiffy`, for what ssh is to
 /// run.
+///
+/// # Errors
+///
+/// If jiffy-ssh is not installed, or can't be run. Otherwise it does not return.
 pub fn ssh(context: &Context) -> Result<Outcome> {
     let program = context.folders.program("jiffy-ssh")?;
     let this = std::env::current_exe()

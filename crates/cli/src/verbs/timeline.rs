@@ -16,6 +16,10 @@ use std::os::fd::BorrowedFd;
 const DEFAULT_WIDTH: usize = 100;
 
 /// `jiffy timeline`
+///
+/// # Errors
+///
+/// If no VM is given, there is no node, it has no such VM, or stdout can't be written.
 pub async fn timeline(context: &Context, timeline: args::Timeline) -> Result<Outcome> {
     let (vm, order) = match (&timeline.order, &timeline.vm) {
         (Some(TimelineOrder::Blame { vm }), _) => (vm, Some(blame as fn(&Timeline) -> String)),
@@ -37,6 +41,10 @@ pub async fn timeline(context: &Context, timeline: args::Timeline) -> Result<Out
 }
 
 /// Writes a timeline to stderr or to a file, after the command's own output.
+///
+/// # Errors
+///
+/// If the file can't be written.
 pub fn write(timeline: &Timeline, output: &TimelineOutput) -> Result<()> {
     let look = match output.file {
         Some(_) => Look {

@@ -9,6 +9,10 @@ use jiffy_wire::api::{self, NodeInfo};
 use serde_json::json;
 
 /// `jiffy version`
+///
+/// # Errors
+///
+/// If stdout can't be written. A node that can't be reached is only reported.
 pub async fn version(context: &Context, version: Version) -> Result<Outcome> {
     let own = env!("CARGO_PKG_VERSION");
     // A node that can't be reached must not hide the client's version.

@@ -14,6 +14,10 @@ use jiffy_wire::api::{Limits, Vm, VmState};
 use jiffy_wire::text::list::{self, List};
 
 /// `jiffy ps`
+///
+/// # Errors
+///
+/// If there is no node, or stdout can't be written.
 pub async fn ps(context: &Context, ps: Ps) -> Result<Outcome> {
     let client = context.client()?;
     let path = format!("/v1/vms?all={}", ps.all);
@@ -57,6 +61,10 @@ fn newest_first(mut vms: Vec<Vm>) -> Vec<Vm> {
 }
 
 /// `jiffy inspect`
+///
+/// # Errors
+///
+/// If there is no node, or stdout can't be written. Other failures are as in [`each`].
 pub async fn inspect(context: &Context, inspect: Inspect) -> Result<Outcome> {
     let client = context.client()?;
     let mut found: Vec<Vm> = Vec::new();
@@ -70,6 +78,11 @@ pub async fn inspect(context: &Context, inspect: Inspect) -> Result<Outcome> {
 }
 
 /// `jiffy start`
+///
+/// # Errors
+///
+/// If there is no node, or `--attach` is given with several VMs or its session fails. Other
+/// failures are as in [`each`].
 pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
     let client = context.client()?;
     let waiting = client.with_places();
@@ -91,6 +104,11 @@ pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
 }
 
 /// `jiffy update`
+///
+/// # Errors
+///
+/// If no limit is given, the memory is too large, or there is no node. Other failures are as in
+/// [`each`].
 pub async fn update(context: &Context, update: Update) -> Result<Outcome> {
     let client = context.client()?;
     let limits = Limits {
@@ -116,6 +134,10 @@ pub async fn update(context: &Context, update: Update) -> Result<Outcome> {
 }
 
 /// `jiffy stop`
+///
+/// # Errors
+///
+/// If there is no node. Other failures are as in [`each`].
 pub async fn stop(context: &Context, stop: Stop) -> Result<Outcome> {
     let client = context.client()?;
     let grace_ms = u64::from(stop.time) * 1000;
@@ -128,6 +150,10 @@ pub async fn stop(context: &Context, stop: Stop) -> Result<Outcome> {
 }
 
 /// `jiffy kill`
+///
+/// # Errors
+///
+/// If there is no node. Other failures are as in [`each`].
 pub async fn kill(context: &Context, kill: Kill) -> Result<Outcome> {
     let client = context.client()?;
     let what = match kill.signal {
@@ -142,6 +168,10 @@ pub async fn kill(context: &Context, kill: Kill) -> Result<Outcome> {
 }
 
 /// `jiffy rm`
+///
+/// # Errors
+///
+/// If there is no node. Other failures are as in [`each`].
 pub async fn rm(context: &Context, rm: Rm) -> Result<Outcome> {
     let client = context.client()?;
     let act = async |vm: &str| {
@@ -158,6 +188,10 @@ pub async fn rm(context: &Context, rm: Rm) -> Result<Outcome> {
 }
 
 /// `jiffy wait`
+///
+/// # Errors
+///
+/// If there is no node. Other failures are as in [`each`]; a VM that ended with an error is one.
 pub async fn wait(context: &Context, wait: Wait) -> Result<Outcome> {
     let client = context.client()?;
     each(&wait.vms, async |vm| {

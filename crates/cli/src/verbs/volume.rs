@@ -9,6 +9,10 @@ use crate::render::{Table, size};
 use jiffy_wire::api;
 
 /// `jiffy volume`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, or stdout can't be written.
 pub async fn volume(context: &Context, volume: Volume) -> Result<Outcome> {
     let client = context.client()?;
     match volume {

@@ -41,6 +41,10 @@ impl ImageArtifact {
     }
 
     /// Reads and checks a blob of a registry.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes are not such JSON, or as for [`check`](ImageArtifact::check).
     pub fn read(bytes: &[u8]) -> Result<ImageArtifact> {
         let read: records::artifact::ImageArtifact =
             serde_json::from_slice(bytes).map_err(|error| {
@@ -53,7 +57,12 @@ impl ImageArtifact {
         Ok(read)
     }
 
-    /// Refuses values that no image can have.
+    /// Checks the values.
+    ///
+    /// # Errors
+    ///
+    /// If the platform, digest, size, list of chunks or configuration is one that no image here can
+    /// have.
     pub fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(format!("The artifact {what}.")));
         if (self.os.as_str(), self.architecture.as_str()) != ("linux", "amd64") {
@@ -81,6 +90,10 @@ impl ImageArtifact {
     }
 
     /// The blob.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be written as JSON.
     pub fn blob(&self) -> Result<Config> {
         Ok(Config {
             media_type: CONFIG_TYPE.to_owned(),
@@ -98,6 +111,10 @@ pub fn max_tail(size: u64) -> u64 {
 }
 
 /// JSON of a configuration blob.
+///
+/// # Errors
+///
+/// If `value` can't be written as JSON.
 pub fn json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     serde_json::to_vec(value)
         .map_err(|error| Error::internal(format!("A configuration can't be written: {error}.")))
@@ -105,6 +122,10 @@ pub fn json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
 
 /// An image of chunks that is complete here, cut so that each blob holds what is fetched
 /// together: blocking.
+///
+/// # Errors
+///
+/// As for [`Chunks::cuts`].
 pub fn local_file(chunks: &Chunks, id: &str) -> Result<FileToPush> {
     let (boot, tail) = chunks.cuts(id)?;
     Ok(cut(&Chunks::file_name(id), chunks.path(id), boot, tail))
@@ -121,7 +142,11 @@ pub fn cut(name: &str, path: std::path::PathBuf, boot: u64, tail: u64) -> FileTo
     .read_in_parts()
 }
 
-/// The file of this name, which must be there.
+/// The file of this name.
+///
+/// # Errors
+///
+/// If the artifact has no file of this name.
 pub fn file_of<'a>(artifact: &'a RemoteArtifact, name: &str) -> Result<&'a RemoteFile> {
     artifact.file(name).ok_or_else(|| {
         Error::registry(format!(

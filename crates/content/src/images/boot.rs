@@ -33,6 +33,10 @@ pub fn load(folder: &Path, digest: &str) -> Option<Vec<u32>> {
 
 impl Images {
     /// Saves what a guest has read of this image.
+    ///
+    /// # Errors
+    ///
+    /// If the image's record can't be read, or the file can't be written.
     pub fn save_boot_set(&self, name: &str, digest: &str, reads: &ReadUnits) -> Result<()> {
         let folder = self.folder_of(name)?;
         // The name may belong to another image by now.

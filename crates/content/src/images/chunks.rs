@@ -137,6 +137,10 @@ impl Chunks {
     /// Finds the packing of the image with this id that this file of an artifact has, by the
     /// SHA-256 of its tables: blocking. If there are too many packings, the least recently used
     /// one is removed.
+    ///
+    /// # Errors
+    ///
+    /// If a file here can't be read or removed, `progress` is cancelled, or no file name is free.
     pub fn place_of(&self, id: &str, file: &RemoteFile, progress: &dyn Progress) -> Result<Place> {
         let mut free = None;
         let mut oldest = None;
@@ -171,12 +175,12 @@ impl Chunks {
         })
     }
 
-    /// Is any part of the image here?
+    /// Whether any part of the image is here.
     pub fn has(&self, id: &str) -> bool {
         self.path(id).exists()
     }
 
-    /// Is only part of it here?
+    /// Whether only a part of it is here.
     pub fn is_partial(&self, id: &str) -> bool {
         is_partial(&self.path(id))
     }
@@ -195,6 +199,11 @@ impl Chunks {
     /// Writes the image of chunks of a file system; returns its id and those of its ancestors,
     /// with leases on all of them: blocking. The boot set, if it is known, is stored contiguously
     /// and fetched in one request.
+    ///
+    /// # Errors
+    ///
+    /// If the file system can't be read, the parent is damaged, there is no room, or the image
+    /// can't be written.
     pub fn make(
         &self,
         room: &Room,
@@ -246,6 +255,10 @@ impl Chunks {
     }
 
     /// Writes the image into `to`, outside of the folder of chunks; returns its id.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Chunks::make`].
     pub fn write(
         &self,
         room: &Room,
@@ -302,6 +315,11 @@ impl Chunks {
     /// Begins a partial image of which only the last bytes are here; `false` if the key is not free
     /// any more, because another pull has begun a packing with it: blocking. `origin` is called only
     /// if it is free.
+    ///
+    /// # Errors
+    ///
+    /// If `key` is no id, `origin` fails, `tail` is not that of the image, or a file can't be
+    /// written.
     pub fn begin(
         &self,
         key: &str,
@@ -322,6 +340,10 @@ impl Chunks {
     }
 
     /// Adds an origin from which missing chunks can be fetched; it is asked first.
+    ///
+    /// # Errors
+    ///
+    /// If `origin` fails, or the file of origins can't be written.
     pub fn add_origin(&self, id: &str, origin: impl FnOnce() -> Result<Origin>) -> Result<()> {
         let _one = self.recording();
         let known = self.origins(id);
@@ -338,13 +360,21 @@ impl Chunks {
             .map_err(|error| Error::io("write the origins of an image", &path, &error))
     }
 
-    /// Offsets at which the file is cut into parts that are fetched together: the end of the boot
-    /// set, if it has one, and the beginning of the tables.
+    /// Offsets, in bytes, at which the file is cut into parts that are fetched together: the end of
+    /// the boot set, if it has one, and the beginning of the tables.
+    ///
+    /// # Errors
+    ///
+    /// If the image, or a parent, can't be read or is damaged.
     pub fn cuts(&self, id: &str) -> Result<(u64, u64)> {
         self.cuts_of(&self.path(id))
     }
 
     /// As [`Chunks::cuts`], for a file elsewhere whose parents are here.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Chunks::cuts`].
     pub fn cuts_of(&self, path: &Path) -> Result<(u64, u64)> {
         let of_parent = |_: &Path, parent: &ParentRef| Ok(self.path(&parent.id.to_string()));
         let image =
@@ -388,6 +418,10 @@ pub fn with_origin(known: &[Origin], origin: Origin) -> Vec<Origin> {
 const HEADER: u64 = 64;
 
 /// Parses an id of 32 digits.
+///
+/// # Errors
+///
+/// If it is not 32 digits and letters from a to f.
 pub fn parse_id(text: &str) -> Result<ImageId> {
     let wrong = || {
         let shown: String = text.chars().take(40).collect();

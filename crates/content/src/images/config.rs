@@ -14,7 +14,12 @@ const TERM: i32 = 15;
 /// A shell, for a VM that has nothing else to do.
 const SHELL: &str = "/bin/sh";
 
-/// Refuses a configuration that no command could be started with.
+/// Checks that a command could be started with the configuration.
+///
+/// # Errors
+///
+/// If its strings have more than 256 KiB or a NUL byte, or an entry of the environment is not
+/// `NAME=value`.
 pub fn check(config: &ImageConfig) -> Result<()> {
     let labels = config.labels.iter().flat_map(|(name, value)| [name, value]);
     let texts = || {
@@ -58,6 +63,11 @@ pub fn check(config: &ImageConfig) -> Result<()> {
 /// The first command of a VM: the entrypoint (the request's, or else the image's), followed by
 /// the request's words, or by the image's `cmd` if there are none. If the request has an
 /// entrypoint, the image's `cmd` is ignored.
+///
+/// # Errors
+///
+/// If there is an entrypoint but no command, or nothing to run and `otherwise` is
+/// [`NoCommand::Refuse`].
 pub fn first_command(
     wanted: Option<Command>,
     entrypoint: Option<Vec<String>>,

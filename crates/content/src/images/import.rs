@@ -18,6 +18,11 @@ use tempfile::TempDir;
 
 impl Images {
     /// Makes an image of a tar, without a name; cancelled if nobody waits for it any more.
+    ///
+    /// # Errors
+    ///
+    /// If the tar can't be read or is no image, the disk is full, or `jiffy-import` can't be
+    /// started or fails.
     pub async fn import(
         &self,
         tar: impl Read + Send + 'static,
@@ -75,6 +80,10 @@ impl Images {
 
     /// The full name for a new image: a plain name as it is, a reference with its registry and
     /// tag.
+    ///
+    /// # Errors
+    ///
+    /// If it is neither a name nor a reference, or has no registry and there is no default.
     pub fn new_name(&self, text: &str, registry: Option<&str>) -> Result<String> {
         if name::is_plain(text) {
             name::folder(text)?;
@@ -102,6 +111,11 @@ pub struct Made {
 
 impl Made {
     /// Makes an image of another one's file system and the changes of a layer in a tar: blocking.
+    ///
+    /// # Errors
+    ///
+    /// If a file can't be opened or removed, the changes are no layer, the disk is full, or
+    /// `jiffy-import` can't be started or fails.
     pub fn child(
         importer: &Importer,
         folder: TempDir,
@@ -138,7 +152,7 @@ impl Made {
 }
 
 impl Images {
-    /// Is there an image of this name?
+    /// Whether there is an image of this name.
     pub fn has(&self, name: &str) -> bool {
         self.folder_of(name).is_ok_and(|folder| folder.exists())
     }
@@ -149,11 +163,20 @@ impl Images {
     }
 
     /// A folder for an image that is being made.
+    ///
+    /// # Errors
+    ///
+    /// If the folder can't be made.
     pub fn draft(&self) -> Result<TempDir> {
         self.temporary()
     }
 
-    /// Gives the new image its name. `in_use` fails if a VM needs the image that would be replaced.
+    /// Gives the new image its name.
+    ///
+    /// # Errors
+    ///
+    /// If its configuration is not valid, `in_use` fails (a VM needs the image that would be
+    /// replaced), or a file can't be written or renamed.
     pub async fn keep<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         name: &str,

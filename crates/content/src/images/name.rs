@@ -12,6 +12,10 @@ const MAX_FOLDER: usize = 255;
 
 /// The images that this text may mean, the likeliest first. `registry` is used for names without
 /// a registry.
+///
+/// # Errors
+///
+/// If the text is neither a name nor a reference, or has no registry and `registry` is `None`.
 pub fn candidates(text: &str, registry: Option<&str>) -> Result<Vec<String>> {
     let mut candidates = Vec::new();
     if names::check("image", text).is_ok() {
@@ -29,6 +33,11 @@ pub fn candidates(text: &str, registry: Option<&str>) -> Result<Vec<String>> {
 }
 
 /// Parses this text as a reference.
+///
+/// # Errors
+///
+/// If the text is not a reference, has no registry and `registry` is `None`, or is too long for
+/// [`folder`].
 pub fn reference(text: &str, registry: Option<&str>) -> Result<Reference> {
     let registry = registry.filter(|registry| !registry.is_empty());
     let reference = Reference::parse(text, registry)
@@ -46,13 +55,17 @@ pub fn reference(text: &str, registry: Option<&str>) -> Result<Reference> {
     Ok(reference)
 }
 
-/// Is it a plain name, not a reference?
+/// Whether it is a plain name, not a reference.
 pub fn is_plain(name: &str) -> bool {
     !name.contains(['/', ':', '@'])
 }
 
 /// The folder's name for an image of this name. Characters that can't be in a file name, or would
 /// be ambiguous, are written as `%` and two digits.
+///
+/// # Errors
+///
+/// If it can't be the name of an image, or the folder's name would have more than 255 bytes.
 pub fn folder(name: &str) -> Result<String> {
     if is_plain(name) {
         names::check("image", name)?;

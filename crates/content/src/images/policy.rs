@@ -83,6 +83,10 @@ pub struct Keys<'a> {
 
 impl Policy {
     /// Reads the keys.
+    ///
+    /// # Errors
+    ///
+    /// If a file can't be read, or is not a public key.
     pub fn read(wanted: &[Signed]) -> Result<Policy> {
         let mut policy = Policy::default();
         for Signed { place, key } in wanted {
@@ -111,7 +115,11 @@ impl Policy {
         fits.max_by_key(|rule| (rule.place != ALL, rule.place.len()))
     }
 
-    /// Refuses an image or snapshot of this name that lacks a required signature.
+    /// Checks the signatures of an image or snapshot of this name.
+    ///
+    /// # Errors
+    ///
+    /// If a rule requires keys for the name, and none of them has signed.
     pub fn check(&self, kind: &str, name: &str, source: Option<&ImageSource>) -> Result<()> {
         let Some(rule) = self.rule(name) else {
             return Ok(());
@@ -130,6 +138,10 @@ impl Policy {
     }
 
     /// The keys that a pull verifies: those of the rule, and `asked`, the request's, PEM.
+    ///
+    /// # Errors
+    ///
+    /// If `asked` is not a public key.
     pub fn keys(
         &self,
         reference: &Reference,
@@ -158,13 +170,17 @@ impl Rule {
 }
 
 impl Keys<'_> {
-    /// Is there no key to verify?
+    /// Whether there is no key to verify.
     pub fn is_empty(&self) -> bool {
         self.asked.is_none() && self.rule.is_none()
     }
 
-    /// Verifies the keys; returns the ids of those for which `is_signed` succeeds, or an error if
-    /// a required key is not among them.
+    /// Verifies the keys; returns the ids of those for which `is_signed` succeeds.
+    ///
+    /// # Errors
+    ///
+    /// If `is_signed` fails for the request's key, or for all keys of the rule: the error of the
+    /// last.
     pub fn verify(&self, is_signed: impl Fn(&PublicKey) -> Result<()>) -> Result<Vec<String>> {
         let mut signed_by = Vec::new();
         if let Some(key) = &self.asked {

@@ -74,7 +74,7 @@ pub(crate) enum ImportError {
 pub(crate) trait Watch {
     /// Reports bytes that were read or written.
     fn moved(&self, done: u64, total: u64);
-    /// Has it been cancelled?
+    /// Whether it was cancelled.
     fn is_cancelled(&self) -> bool;
 }
 

@@ -12,11 +12,19 @@ const FILE: &str = "image.json";
 
 impl ImageRecord {
     /// Writes it into the image's folder.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be written, synced or renamed.
     pub fn save(&self, folder: &Path) -> io::Result<()> {
         records::image::save(&file(folder), self.clone())
     }
 
     /// Reads what [`ImageRecord::save`] wrote, also of older releases.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, is damaged, or is of another version.
     pub fn load(folder: &Path) -> Result<ImageRecord, LoadError> {
         let mut record = records::image::load(&file(folder))?;
         if config::check(&record.config).is_err() {
@@ -46,7 +54,7 @@ impl ImageRecord {
     }
 }
 
-/// Did the image in this folder come with a release, even if its record has an unknown version?
+/// Whether the image in this folder came with a release, even if its record has an unknown version.
 pub fn was_built_in(folder: &Path) -> bool {
     records::image::was_built_in(&file(folder))
 }

@@ -15,8 +15,8 @@ const SECTOR: u64 = 512;
 /// Unit of copying, bytes; a unit that is all zeros becomes a hole.
 const PIECE: usize = 64 * 1024;
 
-/// Is this the beginning of an ext4 image? A tar or a compressed stream that happens to have the
-/// magic at this offset is not one.
+/// Whether this is the beginning of an ext4 image. A tar or a compressed stream that happens to
+/// have the magic at this offset is not one.
 pub(super) fn is_ext4(head: &[u8]) -> bool {
     let magic = head.get(1080..1082) == Some(&[0x53, 0xef]);
     let tar = head.get(257..262) == Some(b"ustar");

@@ -19,7 +19,7 @@ pub struct Manifest {
     pub parent: Option<String>,
     /// What the VM is made of.
     pub spec: Spec,
-    /// Was its first command running?
+    /// Whether its first command was running.
     pub main: MainState,
     /// BLAKE3 of the image, hexadecimal.
     pub image_digest: String,
@@ -59,7 +59,7 @@ impl Manifest {
         self.cpu = profile;
     }
 
-    /// Was the first command running?
+    /// Whether the first command was running.
     pub fn has_main(&self) -> bool {
         self.spec.command.is_some() && self.main == MainState::Started
     }

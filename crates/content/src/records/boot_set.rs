@@ -40,11 +40,19 @@ both_ways!(
 );
 
 /// Writes a boot set, not synced: it is only a hint.
+///
+/// # Errors
+///
+/// If the file can't be written or renamed.
 pub fn save(path: &Path, set: live::BootSet) -> io::Result<()> {
     durable::save(path, FORMAT, VERSION, &BootSet::from(set), false)
 }
 
 /// Reads what [`save`] wrote.
+///
+/// # Errors
+///
+/// If the file can't be read, is damaged, or is of another version.
 pub fn load(path: &Path) -> Result<live::BootSet, LoadError> {
     durable::load::<BootSet>(path, FORMAT, VERSION).map(Into::into)
 }

@@ -89,11 +89,19 @@ both_ways!(
 );
 
 /// Writes an image's record.
+///
+/// # Errors
+///
+/// If the file can't be written, synced or renamed.
 pub fn save(path: &Path, record: ImageRecord) -> io::Result<()> {
     durable::save(path, FORMAT, VERSION, &Image::from(record), true)
 }
 
 /// Reads what [`save`] wrote, in this release or an earlier one.
+///
+/// # Errors
+///
+/// If the file can't be read, is damaged, or is of another version.
 pub fn load(path: &Path) -> Result<ImageRecord, LoadError> {
     durable::load_with(path, FORMAT, VERSION, |version, content| match version {
         1 => Some(serde_json::from_str::<ImageV1>(content).map(Into::into)),
@@ -102,7 +110,7 @@ pub fn load(path: &Path) -> Result<ImageRecord, LoadError> {
     })
 }
 
-/// Does a record, of any version, say that its image came with a release?
+/// Whether a record, of any version, says that its image came with a release.
 pub fn was_built_in(path: &Path) -> bool {
     #[derive(Deserialize)]
     struct BuiltIn {

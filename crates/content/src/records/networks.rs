@@ -28,11 +28,19 @@ both_ways!(
 );
 
 /// Writes them; they are on disk when this returns.
+///
+/// # Errors
+///
+/// If the file can't be written, synced or renamed.
 pub fn save(path: &Path, networks: live::Networks) -> io::Result<()> {
     durable::save(path, FORMAT, VERSION, &Networks::from(networks), true)
 }
 
 /// Reads what [`save`] wrote.
+///
+/// # Errors
+///
+/// If the file can't be read, is damaged, or is of another version.
 pub fn load(path: &Path) -> Result<live::Networks, LoadError> {
     durable::load::<Networks>(path, FORMAT, VERSION).map(Into::into)
 }

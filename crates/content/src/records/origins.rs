@@ -65,12 +65,20 @@ both_ways!(
 );
 
 /// Writes the origins of an image.
+///
+/// # Errors
+///
+/// If the file can't be written, synced or renamed.
 pub fn save(path: &Path, origins: &[pager::Origin]) -> io::Result<()> {
     let saved: Vec<Origin> = list(origins.to_vec());
     durable::save(path, FORMAT, VERSION, &saved, true)
 }
 
 /// Reads what [`save`] wrote.
+///
+/// # Errors
+///
+/// If the file can't be read, is damaged, or is of another version.
 pub fn load(path: &Path) -> Result<Vec<pager::Origin>, LoadError> {
     durable::load::<Vec<Origin>>(path, FORMAT, VERSION).map(list)
 }

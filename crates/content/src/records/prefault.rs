@@ -31,12 +31,20 @@ impl Serialize for Range {
 }
 
 /// Writes the ranges.
+///
+/// # Errors
+///
+/// If the file can't be written, synced or renamed.
 pub fn save(path: &Path, ranges: &[Extent]) -> io::Result<()> {
     let saved: Vec<Range> = list(ranges.to_vec());
     durable::save(path, FORMAT, VERSION, &saved, true)
 }
 
 /// Reads what [`save`] wrote.
+///
+/// # Errors
+///
+/// If the file can't be read, is damaged, or is of another version.
 pub fn load(path: &Path) -> Result<Vec<Extent>, LoadError> {
     durable::load::<Vec<Range>>(path, FORMAT, VERSION).map(list)
 }

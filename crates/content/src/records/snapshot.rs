@@ -121,23 +121,39 @@ both_ways!(
 
 impl Manifest {
     /// Writes it into the folder of a captured VM.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be written, synced or renamed.
     pub fn save(&self, folder: &Path) -> io::Result<()> {
         save(folder, self.clone())
     }
 
     /// Reads what [`Manifest::save`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, is damaged, or is of another version.
     pub fn load(folder: &Path) -> Result<Manifest, LoadError> {
         load(folder)
     }
 }
 
 /// Writes a manifest into the folder of a captured VM.
+///
+/// # Errors
+///
+/// If the file can't be written, synced or renamed.
 pub fn save(folder: &Path, manifest: Manifest) -> io::Result<()> {
     let saved = Snapshot::from(manifest);
     durable::save(&folder.join(FILE), FORMAT, VERSION, &saved, true)
 }
 
 /// Reads what [`save`] wrote.
+///
+/// # Errors
+///
+/// If the file can't be read, is damaged, or is of another version.
 pub fn load(folder: &Path) -> Result<Manifest, LoadError> {
     durable::load::<Snapshot>(&folder.join(FILE), FORMAT, VERSION).map(Into::into)
 }

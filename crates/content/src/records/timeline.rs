@@ -99,11 +99,19 @@ both_ways_enum!(
 );
 
 /// Writes a timeline, not synced: it may be lost if the host crashes.
+///
+/// # Errors
+///
+/// If the file can't be written or renamed.
 pub fn save(path: &Path, timeline: live::Timeline) -> io::Result<()> {
     durable::save(path, FORMAT, VERSION, &Timeline::from(timeline), false)
 }
 
 /// Reads what [`save`] wrote.
+///
+/// # Errors
+///
+/// If the file can't be read, is damaged, or is of another version.
 pub fn load(path: &Path) -> Result<live::Timeline, LoadError> {
     durable::load::<Timeline>(path, FORMAT, VERSION).map(Into::into)
 }

@@ -65,9 +65,13 @@ pub struct Reserved {
 }
 
 impl Room {
-    /// Reserves room on the file system of this path for what is still unwritten, or refuses:
-    /// blocking. `what` begins the refusal, as in "The pull needs at least". Writers that reserve
-    /// nothing may still fill the disk.
+    /// Reserves room on the file system of this path for what is still unwritten: blocking. `what`
+    /// begins the refusal, as in "The pull needs at least". Writers that reserve nothing may still
+    /// fill the disk.
+    ///
+    /// # Errors
+    ///
+    /// If less is free than that and what others have reserved, or `stat` or `statvfs` fails.
     pub fn reserve(
         &self,
         path: &Path,
@@ -111,6 +115,10 @@ impl Room {
     }
 
     /// As [`Room::reserve`], for a number of bytes that stays reserved to the end.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Room::reserve`].
     pub fn reserve_bytes(&self, path: &Path, what: &str, bytes: u64) -> Result<Arc<Reserved>> {
         self.reserve(path, what, Arc::new(AtomicU64::new(bytes)))
     }

@@ -24,6 +24,10 @@ impl Limit {
     }
 
     /// The limit in bytes, of the file system that this folder is on.
+    ///
+    /// # Errors
+    ///
+    /// If `statvfs` fails.
     pub fn of_disk(self, folder: &Path) -> io::Result<u64> {
         let all = rustix::fs::statvfs(folder)?;
         Ok(self.of(all.f_blocks.saturating_mul(all.f_frsize)))
@@ -46,6 +50,10 @@ impl FromStr for Limit {
 }
 
 /// A size in bytes, like `64M`.
+///
+/// # Errors
+///
+/// If it is not a size: a text that says what was expected.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     parse_size(text, 1).ok_or_else(|| format!("expected a size, like 64M, and not {text:?}"))
 }

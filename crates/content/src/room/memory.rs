@@ -97,7 +97,7 @@ pub struct Room {
     claims: watch::Sender<u64>,
 }
 
-/// Reads the host's memory; an error if that is not possible.
+/// Reads the host's memory.
 type Host = dyn Fn() -> io::Result<Memory> + Send + Sync;
 
 /// Tells how much of the host's memory VMs use, MiB.
@@ -182,6 +182,10 @@ impl Room {
 
     /// Reserves `each` for each of `count` VMs that start together. Waits if there is no room,
     /// unless there never can be. Dropping the future leaves the queue.
+    ///
+    /// # Errors
+    ///
+    /// If it can never fit, does not fit within the time limit, or the queue is full.
     pub async fn reserve(
         self: &Arc<Self>,
         request: Request,
@@ -289,12 +293,16 @@ impl Room {
         Err(error)
     }
 
-    /// Is any request in the queue?
+    /// Whether any request is in the queue.
     pub fn has_waiting(&self) -> bool {
         !self.state().line.is_empty()
     }
 
     /// The host's memory; if more is promised than VMs may use, what they may use of it.
+    ///
+    /// # Errors
+    ///
+    /// If `/proc/meminfo` can't be read.
     pub fn host_memory(&self) -> io::Result<Memory> {
         let memory = (self.host)()?;
         Ok(match (self.bounds.usable, self.in_use.get()) {

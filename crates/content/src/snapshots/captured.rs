@@ -33,7 +33,12 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// The layout, read whole. An error of kind `InvalidData` if it is not of the VM's RAM.
+    /// The layout, read whole.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, is too large, or is not such JSON. `InvalidData` if it is not of
+    /// the VM's RAM.
     pub fn layout(&self) -> io::Result<MemoryLayout> {
         let most = self.ram / PAGE * LAYOUT_PER_PAGE + LAYOUT_BESIDES;
         let text = whole(&self.layout, most.min(MAX_LAYOUT))?;
@@ -49,6 +54,10 @@ impl Captured {
     }
 
     /// The state, read whole.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, or has more than 256 MiB.
     pub fn state(&self) -> io::Result<Vec<u8>> {
         whole(&self.state, MAX_STATE)
     }

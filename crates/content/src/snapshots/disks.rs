@@ -39,6 +39,11 @@ pub fn volume_file(name: &str) -> String {
 
 /// Cuts a root disk of this kind into chunks, in a file in `folder`, and returns its id:
 /// blocking. `image` are the chunks of the VM's root file system.
+///
+/// # Errors
+///
+/// If the disk is empty or over [`MAX_SIZE`], can't be read, or its image can't be written, such as
+/// for lack of room.
 pub fn cut_root(
     disk: &Path,
     kind: &RootDisk,
@@ -57,6 +62,10 @@ pub fn cut_root(
 }
 
 /// As [`cut_root`], for a volume.
+///
+/// # Errors
+///
+/// As for [`cut_root`].
 pub fn cut_volume(
     disk: &Path,
     name: &str,
@@ -115,7 +124,7 @@ pub struct Pulled<'a> {
     parents: &'a [String],
 }
 
-/// Is all of an image here?
+/// Whether all of an image is here.
 fn is_whole(chunks: &Chunks, id: &str) -> bool {
     chunks.has(id) && !chunks.is_partial(id)
 }
@@ -127,8 +136,12 @@ enum Size {
 }
 
 impl<'a> Pulled<'a> {
-    /// A root disk of this kind with this id; `image` are the chunks of the VM's root file
-    /// system. Values that no such disk can have are refused before anything is fetched.
+    /// A root disk of this kind with this id; `image` are the chunks of the VM's root file system.
+    /// Nothing is fetched yet.
+    ///
+    /// # Errors
+    ///
+    /// If the artifact has no such file, or a larger one than such a disk can have.
     pub fn root(
         artifact: &'a RemoteArtifact,
         kind: &RootDisk,
@@ -151,6 +164,10 @@ impl<'a> Pulled<'a> {
     }
 
     /// As [`Pulled::root`], for a volume.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Pulled::root`].
     pub fn volume(artifact: &'a RemoteArtifact, volume: &'a VolumeArtifact) -> Result<Pulled<'a>> {
         Pulled {
             artifact,
@@ -185,6 +202,11 @@ impl<'a> Pulled<'a> {
 
     /// Fetches the disk into a snapshot's new folder; returns the bytes fetched: blocking. The
     /// caller has reserved room for these, `unfetched`; the unpacked disk's is reserved here.
+    ///
+    /// # Errors
+    ///
+    /// If the registry can't be reached or refuses, what was fetched is damaged or not the disk
+    /// that the snapshot names, there is no room, or a file can't be written.
     pub fn fetch(
         &self,
         (chunks, room): (&Chunks, &Room),
@@ -229,6 +251,10 @@ impl<'a> Pulled<'a> {
     }
 
     /// Bytes that are fetched, with those of its parents that this node lacks.
+    ///
+    /// # Errors
+    ///
+    /// If the artifact lacks the file of a parent that this node lacks, too.
     pub fn bytes(&self, chunks: &Chunks) -> Result<u64> {
         let mut bytes = self.file.size();
         for id in self.parents.iter().filter(|id| !is_whole(chunks, id)) {

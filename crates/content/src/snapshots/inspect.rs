@@ -12,6 +12,10 @@ use jiffy_wire::api::{ChunkKind, ChunkRange, MemoryForm, MemoryReport};
 use std::path::Path;
 
 /// The sizes, and the ranges if `map`: blocking.
+///
+/// # Errors
+///
+/// If RAM's file can't be read or is damaged.
 pub fn report(saved: &Saved, map: bool) -> Result<MemoryReport> {
     match saved.manifest.memory {
         MemoryForm::Image => image_report(&saved.memory(), map),
@@ -20,6 +24,10 @@ pub fn report(saved: &Saved, map: bool) -> Result<MemoryReport> {
 }
 
 /// A PNG of the address space: blocking.
+///
+/// # Errors
+///
+/// If RAM is stored as a raw file, or its image can't be read or is damaged.
 pub fn picture(saved: &Saved) -> Result<Vec<u8>> {
     let path = saved.memory();
     if saved.manifest.memory == MemoryForm::Raw {

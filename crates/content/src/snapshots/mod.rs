@@ -92,7 +92,11 @@ impl Snapshots {
         self.folder.join(folder)
     }
 
-    /// Refuses a name that is invalid or taken.
+    /// Checks a name for a new snapshot.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid or is taken.
     pub fn check_free(&self, name: &str) -> Result<()> {
         names::check("snapshot", name)?;
         if self.has(name) {
@@ -101,12 +105,16 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Is there a snapshot of this name, damaged or not?
+    /// Whether there is a snapshot of this name, damaged or not.
     pub fn has(&self, name: &str) -> bool {
         is_taken(&self.path(name))
     }
 
     /// A snapshot by name, its manifest read.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid, there is no such snapshot, or its manifest can't be read.
     pub fn find(&self, name: &str) -> Result<Saved> {
         check(name)?;
         let folder = self.path(name);
@@ -123,7 +131,11 @@ impl Snapshots {
         Ok(Saved::new(folder, manifest))
     }
 
-    /// As [`Snapshots::find`], but refuses a snapshot with missing files.
+    /// As [`Snapshots::find`], for a snapshot that has all its files.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Snapshots::find`], or if a file is missing, empty or of another version.
     pub fn usable(&self, name: &str) -> Result<Saved> {
         let saved = self.find(name)?;
         match saved.problem(name) {
@@ -133,6 +145,10 @@ impl Snapshots {
     }
 
     /// All of them that can be read, by name.
+    ///
+    /// # Errors
+    ///
+    /// If the folder can't be read.
     pub fn list(&self) -> Result<Vec<(String, Saved)>> {
         let all = self.all()?.into_iter();
         Ok(all
@@ -141,6 +157,10 @@ impl Snapshots {
     }
 
     /// All of them by name, or why one can't be read: a sentence without its full stop.
+    ///
+    /// # Errors
+    ///
+    /// If the folder can't be read.
     pub fn all(&self) -> Result<Vec<Entry>> {
         let entries = fs::read_dir(&self.folder)
             .map_err(|error| Error::io("list snapshots", &self.folder, &error))?;
@@ -155,8 +175,12 @@ impl Snapshots {
         Ok(found)
     }
 
-    /// The folder of the last snapshot that was made of the VM with this name since
-    /// it was started (Unix time).
+    /// The folder of the last snapshot that was made of the VM with this name since it was started
+    /// (Unix time, seconds).
+    ///
+    /// # Errors
+    ///
+    /// If the folder of snapshots can't be read.
     pub fn latest_of(&self, vm: &str, started: u64) -> Result<Option<PathBuf>> {
         let all = self.list()?.into_iter().map(|(_, saved)| saved);
         let of_it =
@@ -170,12 +194,20 @@ impl Snapshots {
 
     /// A lease for a rewrite by the caller: until it is dropped, nobody else can remove, replace or
     /// rewrite the snapshot.
+    ///
+    /// # Errors
+    ///
+    /// If another lease excludes it: the snapshot is in use.
     pub fn lease_for_rewrite(&self, name: &str) -> Result<Lease> {
         self.exclusive(name, "optimised")
     }
 
     /// A lease for a push by the caller: until it is dropped, nobody can remove, replace or rewrite
     /// the snapshot, so that all files that are sent are of one capture.
+    ///
+    /// # Errors
+    ///
+    /// If another lease excludes it: the snapshot is being changed or removed.
     pub fn lease_for_push(&self, name: &str) -> Result<Lease> {
         self.lease(name, Mode::Shared, "pushed")
     }
@@ -192,6 +224,11 @@ impl Snapshots {
     }
 
     /// Removes a snapshot: blocking. It is there whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid, there is no such snapshot, it is in use, or its folder can't be
+    /// removed.
     pub fn remove(&self, name: &str) -> Result<()> {
         check(name)?;
         let path = self.path(name);
@@ -204,6 +241,10 @@ impl Snapshots {
 }
 
 /// Removes a folder so that it is never seen half removed.
+///
+/// # Errors
+///
+/// If the folder can't be moved away, or its parent synced, or its contents removed.
 pub fn remove_atomically(path: &Path) -> std::io::Result<()> {
     let gone = set_aside(path)?;
     jiffy_sys::durable::sync_folder_of(path)?;
@@ -212,6 +253,10 @@ pub fn remove_atomically(path: &Path) -> std::io::Result<()> {
 
 /// Moves a folder away at once, and removes its contents, which may be large, in the background.
 /// After a power cut the folder may be there again.
+///
+/// # Errors
+///
+/// If the folder can't be moved away.
 pub fn remove_in_background(path: &Path) -> std::io::Result<()> {
     let gone = set_aside(path)?;
     match Handle::try_current() {

@@ -33,7 +33,11 @@ pub const MAX_STATE: u64 = 64 << 20;
 const SECTOR: u64 = 512;
 
 impl SnapshotArtifact {
-    /// Refuses a snapshot that can't be pushed.
+    /// Checks that a snapshot can be pushed.
+    ///
+    /// # Errors
+    ///
+    /// If RAM is not an image of chunks, or only parts of it are here.
     pub fn check(saved: &Saved) -> Result<()> {
         let manifest = &saved.manifest;
         if manifest.memory != MemoryForm::Image {
@@ -50,6 +54,10 @@ impl SnapshotArtifact {
 
     /// The configuration of a snapshot with these chunks of its root file system and these images
     /// of its VM's own disks.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check`](SnapshotArtifact::check), or if RAM's image can't be read.
     pub fn of(
         saved: &Saved,
         chunks: Vec<String>,
@@ -78,6 +86,11 @@ impl SnapshotArtifact {
     }
 
     /// Reads and checks a blob of a registry.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes are not such JSON, or have a value that no snapshot can have which is restored
+    /// here.
     pub fn read(bytes: &[u8]) -> Result<SnapshotArtifact> {
         let read: records::artifact::SnapshotArtifact =
             serde_json::from_slice(bytes).map_err(|error| {
@@ -140,6 +153,10 @@ impl SnapshotArtifact {
     }
 
     /// The blob.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be written as JSON.
     pub fn blob(&self) -> Result<Config> {
         Ok(Config {
             media_type: CONFIG_TYPE.to_owned(),
@@ -150,6 +167,10 @@ impl SnapshotArtifact {
 
 /// The files of a snapshot, except its disks: blocking. RAM that has ancestors, or refers to the
 /// root file system, is first written whole into `scratch`, with room for it.
+///
+/// # Errors
+///
+/// If RAM's image can't be read, or there is no room to write it whole.
 pub fn files(saved: &Saved, room: &Room, scratch: &Path) -> Result<Vec<FileToPush>> {
     let mut path = saved.memory();
     let open = |path: &Path| {
@@ -172,6 +193,10 @@ pub fn files(saved: &Saved, room: &Room, scratch: &Path) -> Result<Vec<FileToPus
 }
 
 /// Begins the image of RAM in a snapshot's new folder: blocking.
+///
+/// # Errors
+///
+/// If `id` is no id, `tail` is not that of the image, or a file can't be written.
 pub fn begin_memory(
     folder: &Path,
     id: &str,
@@ -195,6 +220,10 @@ pub fn origins(memory: &Path, paths: &Paths) -> Vec<Origin> {
 }
 
 /// Adds an origin of the missing chunks of an image of RAM, or replaces its access: blocking.
+///
+/// # Errors
+///
+/// If the file of origins can't be written.
 pub fn add_origin(memory: &Path, origin: Origin) -> Result<()> {
     save_origins(memory, &with_origin(&known_origins(memory), origin))
 }

@@ -14,7 +14,7 @@ use jiffy_wire::vmm::Extent;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Can the saved state in this file be read, judging by its envelope?
+/// Checks by its envelope that the saved state in this file can be read.
 fn check_state(path: &Path) -> Result<(), String> {
     let shown = path.display();
     let mut start = Vec::new();
@@ -54,7 +54,12 @@ const PREFAULT_SHARE: u64 = 8;
 const PREFAULT_GAP: u64 = 4096;
 
 impl Saved {
-    /// Reads the manifest; the error is a sentence without its full stop.
+    /// Reads the manifest.
+    ///
+    /// # Errors
+    ///
+    /// If the manifest can't be read, is damaged, or is of another version: a sentence without its
+    /// full stop.
     pub fn open(folder: PathBuf) -> Result<Saved, String> {
         match Manifest::load(&folder) {
             Ok(manifest) => Ok(Saved::new(folder, manifest)),
@@ -77,6 +82,10 @@ impl Saved {
 
     /// Saves the ranges that a restored guest has written and accessed soon after its start. Losing
     /// them costs only speed.
+    ///
+    /// # Errors
+    ///
+    /// If a file can't be written.
     pub fn save_first_ranges(
         &mut self,
         written: Vec<Extent>,
@@ -90,13 +99,17 @@ impl Saved {
         records::prefault::save(&prefault_in(&self.folder), &self.prefault)
     }
 
-    /// Was it restored once, so that the ranges to prefault are known, even if there are none?
+    /// Whether it was restored once: the ranges to prefault are then known, even if there are none.
     pub fn was_restored(&self) -> bool {
         prefault_in(&self.folder).exists()
     }
 
-    /// Checks that all its files exist and are of versions that are read; the error is a sentence
-    /// without its full stop. Damaged contents are found only by a restore.
+    /// Checks that all its files exist and are of versions that are read. Damaged contents are
+    /// found only by a restore.
+    ///
+    /// # Errors
+    ///
+    /// If a file is missing or empty, or of another version: a sentence without its full stop.
     pub fn check(&self) -> Result<(), String> {
         let root = self.manifest.lazy_root.is_none().then(|| self.root());
         for file in [self.state(), self.memory()].into_iter().chain(root) {
@@ -146,12 +159,12 @@ impl Saved {
         self.folder.join("recording")
     }
 
-    /// Is RAM a raw file that VMMs map?
+    /// Whether RAM is a raw file that VMMs map.
     pub fn is_mapped(&self) -> bool {
         self.manifest.memory == MemoryForm::Raw
     }
 
-    /// Is this snapshot's RAM an ancestor of the other one's?
+    /// Whether this snapshot's RAM is an ancestor of the other one's.
     pub fn is_base_of(&self, other: &Saved) -> bool {
         use std::os::unix::fs::MetadataExt;
         let number = |path: &Path| {

@@ -18,6 +18,10 @@ pub struct Access {
 
 impl Access {
     /// A client for this registry; files it needs are in `scratch`.
+    ///
+    /// # Errors
+    ///
+    /// If the file of authorities can't be written, or is not one of certificates.
     pub fn new(wanted: &RegistryAccess, reference: &Reference, scratch: &Path) -> Result<Access> {
         let failed = |error: &io::Error| {
             Error::io(
@@ -57,6 +61,10 @@ impl Access {
 }
 
 /// A digest that is equal for equal access. It is made of secrets, so it is never shown.
+///
+/// # Errors
+///
+/// If it can't be written as JSON.
 pub fn key(access: &RegistryAccess) -> Result<String> {
     digest(access).map_err(|error| {
         Error::internal(format!(
@@ -71,6 +79,10 @@ fn digest(access: &impl Serialize) -> serde_json::Result<String> {
 }
 
 /// The platform that was asked for, or the default of VMs.
+///
+/// # Errors
+///
+/// If the text is not `OS/ARCHITECTURE[/VARIANT]`.
 pub fn platform(wanted: Option<&str>) -> Result<Platform> {
     match wanted {
         None => Ok(Platform::default()),

@@ -36,6 +36,12 @@ pub struct Existing {
 }
 
 /// Fetches what is missing and makes an image or a snapshot of it: blocking.
+///
+/// # Errors
+///
+/// If the registry can't be reached or refuses, a required signature is missing, it is no image for
+/// the platform, a blob is damaged, there is no room, the image can't be made, or `job` is
+/// cancelled.
 pub fn fetch(
     images: &Images,
     transfers: &Transfers,

@@ -80,7 +80,7 @@ impl Job {
         self.note();
     }
 
-    /// Does a watcher want what the registry has now?
+    /// Whether a watcher wants what the registry has now.
     pub fn renews(&self) -> bool {
         self.lock().renews
     }
@@ -103,7 +103,7 @@ impl Job {
         true
     }
 
-    /// Was it cancelled, because nobody watches it any more?
+    /// Whether it was cancelled, because nobody watches it any more.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
@@ -260,6 +260,10 @@ impl Watcher {
     }
 
     /// Waits for the end.
+    ///
+    /// # Errors
+    ///
+    /// If the job failed: its error.
     #[cfg(test)]
     pub async fn end(mut self) -> Result<PullStep> {
         loop {

@@ -26,6 +26,10 @@ pub fn authorities_beside(image: &Path, registry: &str) -> PathBuf {
 
 /// Saves the credentials for this registry, if there are any, beside those for other registries;
 /// returns the file's path.
+///
+/// # Errors
+///
+/// If the file can't be written.
 pub fn credentials(
     access: &RegistryAccess,
     registry: &str,
@@ -48,6 +52,10 @@ pub fn credentials(
 }
 
 /// Saves the authorities given for this registry, beside earlier ones; returns the paths.
+///
+/// # Errors
+///
+/// If the file can't be written.
 pub fn authorities(access: &RegistryAccess, registry: &str, image: &Path) -> Result<Vec<PathBuf>> {
     let Some(pem) = &access.ca else {
         return Ok(Vec::new());

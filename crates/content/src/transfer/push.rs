@@ -21,6 +21,11 @@ use std::sync::Arc;
 use tracing::info;
 
 /// Pushes an image: blocking.
+///
+/// # Errors
+///
+/// If the image can't be cut into chunks or has values that can't be pushed, there is no room, the
+/// registry can't be reached or refuses, or `job` is cancelled.
 pub fn image(
     images: &Images,
     transfers: &Transfers,
@@ -49,6 +54,11 @@ pub fn image(
 }
 
 /// Pushes a snapshot: blocking.
+///
+/// # Errors
+///
+/// If the snapshot can't be pushed, a disk is too large, there is no room, the registry can't be
+/// reached or refuses, or `job` is cancelled.
 pub fn snapshot(
     images: &Images,
     transfers: &Transfers,

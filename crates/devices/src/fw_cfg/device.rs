@@ -36,6 +36,11 @@ pub struct FwCfg {
 
 impl FwCfg {
     /// A device with these files. DMA requests are in `memory`.
+    ///
+    /// # Errors
+    ///
+    /// If a file is not valid, two have the same name, or there are more than
+    /// [`FILES_MAX`](super::FILES_MAX).
     pub fn new(files: Vec<FwCfgFile>, memory: Arc<GuestMemory>) -> Result<FwCfg, FwCfgError> {
         Ok(FwCfg {
             refresh: None,
@@ -50,6 +55,10 @@ impl FwCfg {
     }
 
     /// Restores a saved device.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](FwCfg::new), for the files of the state.
     pub fn restore(memory: Arc<GuestMemory>, state: &FwCfgState) -> Result<FwCfg, FwCfgError> {
         let files = state.files.iter().map(|file| FwCfgFile {
             name: file.name.clone(),
@@ -69,7 +78,7 @@ impl FwCfg {
     ///
     /// # Errors
     ///
-    /// A file is not valid.
+    /// If a file is not valid.
     pub fn replace(&mut self, files: Vec<FwCfgFile>) -> Result<(), FwCfgError> {
         let others = self.items.files().iter();
         let others = others.filter(|old| files.iter().all(|new| new.name != old.name));
@@ -80,8 +89,8 @@ impl FwCfg {
         Ok(())
     }
 
-    /// Has `refresh` generate the contents of the file `name` again whenever the guest selects it
-    /// through the selector port.
+    /// From now on `refresh` generates the contents of the file `name` again whenever the guest
+    /// selects it through the selector port.
     pub fn refresh_on_select(&mut self, name: &str, refresh: Refresh) {
         self.refresh = self.items.selector(name).map(|item| (item, refresh));
     }

@@ -26,6 +26,10 @@ const POWER_OFF: u8 = 2;
 
 impl PowerSwitch {
     /// A switch without a request.
+    ///
+    /// # Errors
+    ///
+    /// If the event descriptor can't be created.
     pub fn new() -> io::Result<PowerSwitch> {
         Ok(PowerSwitch {
             request: AtomicU8::new(NONE),

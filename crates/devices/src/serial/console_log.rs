@@ -46,6 +46,10 @@ struct Limits {
 
 impl ConsoleLog {
     /// Opens or creates the file, and continues at its end.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be opened or created, or fstat(2) fails.
     pub fn open(path: &Path) -> io::Result<ConsoleLog> {
         ConsoleLog::with(
             path,

@@ -77,11 +77,19 @@ pub enum SerialError {
 
 impl Serial {
     /// A port after reset. `line` is its interrupt (an irqfd, edge).
+    ///
+    /// # Errors
+    ///
+    /// If the event descriptor of [`drained`](Serial::drained) can't be created.
     pub fn new(line: EventFd, output: Box<dyn Write + Send>) -> Result<Serial, SerialError> {
         Serial::with(&UartState::default(), line, output)
     }
 
     /// Restores a saved port.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Serial::new), and [`SerialError::State`] if the state is not valid.
     pub fn restore(
         line: EventFd,
         output: Box<dyn Write + Send>,

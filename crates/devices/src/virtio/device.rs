@@ -37,6 +37,11 @@ pub trait VirtioDevice: Send {
     ///
     /// The device checks its queues once without waiting for a doorbell, because requests may have
     /// been waiting when the VM was paused or saved.
+    ///
+    /// # Errors
+    ///
+    /// If the driver did not enable a queue that the device needs, if a queue is not valid, or if a
+    /// thread or a descriptor can't be created.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 
     /// Stops work: returns after the device's jobs have ended and no request is in progress. The
@@ -164,7 +169,7 @@ pub trait Workers: Send + Sync {
     ///
     /// # Errors
     ///
-    /// A thread can't be started.
+    /// If a thread can't be started.
     fn spawn(
         &self,
         role: WorkerRole,
@@ -182,7 +187,11 @@ impl Job {
         Job(Box::new(wait))
     }
 
-    /// Waits for its end; an error if it panicked.
+    /// Waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// If the work panicked.
     pub fn join(self) -> thread::Result<()> {
         (self.0)()
     }

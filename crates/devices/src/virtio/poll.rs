@@ -33,21 +33,37 @@ pub(crate) struct PollSet(Epoll);
 
 impl PollSet {
     /// An empty set.
+    ///
+    /// # Errors
+    ///
+    /// If epoll_create1(2) fails.
     pub fn new() -> io::Result<PollSet> {
         Epoll::new().map(PollSet)
     }
 
     /// Watches `source` until it is closed.
+    ///
+    /// # Errors
+    ///
+    /// If epoll_ctl(2) fails: `EEXIST` if `source` is watched already.
     pub fn add(&self, source: &impl AsRawFd, token: u64, events: EventSet) -> io::Result<()> {
         self.control(ControlOperation::Add, source, token, events)
     }
 
     /// Changes token and events; reports what is ready already.
+    ///
+    /// # Errors
+    ///
+    /// If epoll_ctl(2) fails: `ENOENT` if `source` is not watched.
     pub fn modify(&self, source: &impl AsRawFd, token: u64, events: EventSet) -> io::Result<()> {
         self.control(ControlOperation::Modify, source, token, events)
     }
 
     /// Stops watching.
+    ///
+    /// # Errors
+    ///
+    /// If epoll_ctl(2) fails: `ENOENT` if `source` is not watched.
     pub fn remove(&self, source: &impl AsRawFd) -> io::Result<()> {
         self.control(ControlOperation::Delete, source, 0, EventSet::empty())
     }
@@ -66,8 +82,12 @@ impl PollSet {
         )
     }
 
-    /// Sleeps until an event comes or `timeout` is over (`None`: forever). An interrupted sleep
-    /// reports no events.
+    /// Sleeps until an event comes or `timeout` is over (`None`: forever). Returns the number of
+    /// events. An interrupted sleep reports none.
+    ///
+    /// # Errors
+    ///
+    /// If epoll_wait(2) fails.
     pub fn wait(&self, timeout: Option<Duration>, events: &mut [Event]) -> io::Result<usize> {
         match activity::wait("serves", || epoll::wait(&self.0, events, timeout)) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),

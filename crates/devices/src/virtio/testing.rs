@@ -275,7 +275,8 @@ impl DriverQueue {
     /// Waits for the next finished request.
     ///
     /// # Panics
-    /// After [`TIMEOUT`].
+    ///
+    /// If it takes longer than [`TIMEOUT`].
     pub fn wait_used(&mut self) -> Used {
         let start = Instant::now();
         loop {
@@ -339,7 +340,8 @@ impl TestInterrupt {
     /// Waits until the counts satisfy `wanted`.
     ///
     /// # Panics
-    /// After [`TIMEOUT`].
+    ///
+    /// If it takes longer than [`TIMEOUT`].
     pub fn wait(&self, wanted: impl Fn(InterruptCounts) -> bool) -> InterruptCounts {
         let counts = self.counts.lock().expect("interrupt counts");
         let (counts, result) = self
@@ -400,6 +402,7 @@ impl<D: VirtioDevice> Running<D> {
     /// Activates `device` with these queues and features.
     ///
     /// # Panics
+    ///
     /// If the device refuses.
     pub fn start(
         mut device: D,

@@ -23,7 +23,7 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// # Errors
     ///
-    /// A thread can't be started.
+    /// If a thread can't be started.
     pub(crate) fn start(
         device: &'static str,
         workers: &dyn Workers,

@@ -134,7 +134,8 @@ impl Connection {
         }
     }
 
-    /// When [`Self::expired`] may become true or [`Self::settle`] has something to do.
+    /// When [`Self::expired`] may become true or [`Self::settle`] has something to do,
+    /// CLOCK_MONOTONIC nanoseconds.
     pub fn deadline(&self) -> Option<u64> {
         match &self.work {
             Work::Waiting { give_up_at } | Work::Answered { give_up_at } => Some(*give_up_at),
@@ -143,7 +144,7 @@ impl Connection {
         }
     }
 
-    /// Deadline of the request, if it has not arrived.
+    /// Deadline of the request, if it has not arrived, CLOCK_MONOTONIC nanoseconds.
     pub fn waits_until(&self) -> Option<u64> {
         match &self.work {
             Work::Waiting { give_up_at } => Some(*give_up_at),

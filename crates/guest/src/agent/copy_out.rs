@@ -40,6 +40,10 @@ impl Pipe {
     }
 
     /// The next message; `None` at the end of the stream.
+    ///
+    /// # Errors
+    ///
+    /// If what was received is no message of this type, or the connection fails.
     #[allow(clippy::should_implement_trait)] // the type is chosen at each call
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, String> {
         loop {
@@ -56,6 +60,10 @@ impl Pipe {
     }
 
     /// Sends a message completely.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE` if the message is too large for a frame; otherwise that of `send`.
     pub fn send<T: Serialize>(&mut self, message: &T) -> Result<(), Errno> {
         let bytes = frame::to_vec(message).map_err(|_| Errno::MSGSIZE)?;
         let mut rest = bytes.as_slice();

@@ -9,8 +9,13 @@ pub const FOLDER: &str = "/sys/devices/system/cpu";
 /// Longest list of vCPUs, and longest state of one, bytes.
 const LONGEST: usize = 4096;
 
-/// Brings the first `count` vCPUs in the `folder` online and the others offline. After an error,
-/// those are online that were before. The first vCPU is always online.
+/// Brings the first `count` vCPUs in the `folder` online and the others offline. The first vCPU is
+/// always online.
+///
+/// # Errors
+///
+/// If `count` is not 1 to the number of vCPUs, or the kernel refuses one. Then those are online
+/// that were before.
 pub fn set_online(folder: &str, count: u16) -> Result<(), String> {
     let present = present(folder)?;
     if !(1..=present).contains(&count) {

@@ -148,6 +148,10 @@ fn signals_blocked() -> SignalSet {
 
 impl Agent {
     /// Starts the first command, then the rest of the agent.
+    ///
+    /// # Errors
+    ///
+    /// If there is no signal descriptor.
     pub fn start(options: Options) -> Result<Agent, String> {
         syscalls::block_only(signals_blocked());
         let missing = options.report.missing();

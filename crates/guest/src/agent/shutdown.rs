@@ -61,7 +61,7 @@ impl Shutdown {
         }
     }
 
-    /// When to call [`Self::advance`] again.
+    /// When to call [`Self::advance`] again, CLOCK_MONOTONIC nanoseconds.
     pub fn deadline(&self) -> u64 {
         self.deadline
     }

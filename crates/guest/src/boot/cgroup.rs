@@ -6,6 +6,10 @@ use alloc::{format, string::String};
 use rustix::mount::{MountFlags, mount};
 
 /// Mounts the hierarchy and enables all controllers for groups below the root.
+///
+/// # Errors
+///
+/// If the kernel refuses the mount or the controllers.
 pub fn mount_hierarchy() -> Result<(), String> {
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NODEV;
     mount(

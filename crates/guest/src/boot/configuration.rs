@@ -5,6 +5,10 @@ use alloc::{format, string::String};
 use jiffy_wire::guest::{FW_CFG_NAME, GuestConfig, MAX_CONFIG, VERSION};
 
 /// Reads the configuration and checks it.
+///
+/// # Errors
+///
+/// If the host gave none, it can't be read, or [`parse`] refuses it.
 pub fn read(source: &FwCfg) -> Result<GuestConfig, String> {
     let bytes = source
         .read(FW_CFG_NAME, MAX_CONFIG)?
@@ -13,6 +17,10 @@ pub fn read(source: &FwCfg) -> Result<GuestConfig, String> {
 }
 
 /// Parses a configuration and checks its version.
+///
+/// # Errors
+///
+/// If it is too large, of another version, or not valid.
 pub fn parse(bytes: &[u8]) -> Result<GuestConfig, String> {
     if bytes.len() > MAX_CONFIG {
         return Err(too_large());

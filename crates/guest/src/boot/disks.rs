@@ -144,6 +144,10 @@ pub fn wait_for(device: &str, timeout_ns: u64) -> bool {
 }
 
 /// Waits for a device or file and swaps to it.
+///
+/// # Errors
+///
+/// If the path does not appear in time, or the kernel refuses it.
 pub fn swap_on(path: &str) -> Result<(), String> {
     if !wait_for(path, TIMEOUT_NS) {
         return Err(format!("{path} does not exist"));

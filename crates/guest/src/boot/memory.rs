@@ -13,6 +13,10 @@ const IDLE_POLLS: u32 = 1000;
 
 /// Waits until the kernel's driver has given the balloon so much that programs see `mib` of memory or
 /// less. They would otherwise size themselves by what they lose later.
+///
+/// # Errors
+///
+/// If the balloon takes no more before that.
 pub fn wait_for_balloon(mib: u32) -> Result<(), String> {
     let wanted = u64::from(mib) << 20;
     let (mut least, mut idle_polls) = (u64::MAX, 0);

@@ -12,6 +12,10 @@ pub const LIST: &CStr = c"/etc/jiffy/modules";
 const LARGEST_LIST: usize = 64 * 1024;
 
 /// Loads all modules; continues after a failure.
+///
+/// # Errors
+///
+/// If the list can't be read, or a module can't be loaded; names all of these.
 pub fn load() -> Result<(), String> {
     let list = files::read_text(LIST, LARGEST_LIST).map_err(|error| {
         format!(

@@ -83,6 +83,10 @@ const LINKS: [(&CStr, &CStr); 4] = [
 ];
 
 /// Mounts /dev, /proc and /sys; then opens missing standard descriptors.
+///
+/// # Errors
+///
+/// If a mount fails; the others are made.
 pub fn mount_kernel_file_systems() -> Result<(), String> {
     let result = mount_all(&KERNEL);
     open_standard_descriptors();
@@ -90,6 +94,10 @@ pub fn mount_kernel_file_systems() -> Result<(), String> {
 }
 
 /// Mounts /dev/pts, /dev/shm, /run and /tmp and creates the links in /dev.
+///
+/// # Errors
+///
+/// If a mount fails; the others are made.
 pub fn mount_in_root() -> Result<(), String> {
     for (target, link) in LINKS {
         // An existing link is kept.
@@ -99,6 +107,10 @@ pub fn mount_in_root() -> Result<(), String> {
 }
 
 /// Moves /dev, /proc and /sys below `new_root`.
+///
+/// # Errors
+///
+/// If a move fails; the others are made.
 pub fn move_into(new_root: &str) -> Result<(), String> {
     let mut failures = Vec::new();
     for entry in &KERNEL {

@@ -17,6 +17,10 @@ const PIECE: usize = 64 * 1024;
 const DEEPEST: u32 = 4;
 
 /// Reads all files; continues after one that can't be read.
+///
+/// # Errors
+///
+/// If a file can't be read; names all of these.
 pub fn read_all(names: &[String]) -> Result<(), String> {
     let mut space = Box::new_uninit_slice(PIECE);
     let failures: Vec<String> = names

@@ -45,6 +45,11 @@ pub fn enter(root: &Root, teardown: &mut mounts::Teardown, report: &mut Report) 
 }
 
 /// The overlay's writable layer, in an initramfs that is covered by the root.
+///
+/// # Errors
+///
+/// If the root is no overlay with a layer in the initramfs (`ENOENT`), or `openat` fails for
+/// another reason.
 pub fn upper_layer(initramfs: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(initramfs, c"upper/data", flags, Mode::empty())

@@ -15,6 +15,10 @@ const KERNEL_FILE: &CStr = c"/proc/sys/kernel/random/boot_id";
 const REPLACEMENT: &CStr = c"/run/jiffy-boot-id";
 
 /// Sets the boot id.
+///
+/// # Errors
+///
+/// If the file with the new id can't be created or mounted.
 pub fn replace(id: &str) -> Result<(), String> {
     let content = format!("{id}\n");
     let mounted_over = || -> Result<(), Errno> {

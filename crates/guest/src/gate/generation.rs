@@ -22,6 +22,10 @@ pub struct Checked {
 }
 
 /// Id of the host's current generation, if there is one.
+///
+/// # Errors
+///
+/// If fw_cfg can't be read, or [`parse`] refuses the generation.
 pub fn known(source: &FwCfg) -> Result<Option<String>, String> {
     let bytes = source.read(GENERATION_NAME, LARGEST)?;
     bytes
@@ -30,6 +34,10 @@ pub fn known(source: &FwCfg) -> Result<Option<String>, String> {
 }
 
 /// Parses and checks a generation.
+///
+/// # Errors
+///
+/// If it is not JSON of this version with a UUID and a whole seed.
 pub fn parse(bytes: &[u8]) -> Result<Checked, String> {
     let wrong = |what: String| format!("fw_cfg file {GENERATION_NAME}: {what}");
     let generation: Generation = serde_json::from_slice(bytes)

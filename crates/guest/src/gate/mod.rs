@@ -43,6 +43,10 @@ pub struct RestoredGuest {
 }
 
 /// Reads the generation and, if it differs from `known`, the configuration.
+///
+/// # Errors
+///
+/// If fw_cfg can't be read, or the generation or the new configuration is not valid.
 pub fn check_generation(source: &FwCfg, known: Option<&str>) -> Result<Verdict, String> {
     let entered_ns = syscalls::monotonic_ns();
     let [generation, config] = source.read_each([
@@ -67,12 +71,20 @@ pub fn check_generation(source: &FwCfg, known: Option<&str>) -> Result<Verdict, 
 }
 
 /// Opens the random device for the new seed. Called before the capture.
+///
+/// # Errors
+///
+/// If `open` fails.
 pub fn random() -> Result<OwnedFd, String> {
     files::open(c"/dev/random").map_err(|error| format!("no /dev/random: {}", reason(error)))
 }
 
-/// Applies the new generation, as PID 1. An error if something that two clones must never share
-/// can't be replaced; other failures are reported as at boot.
+/// Applies the new generation, as PID 1.
+///
+/// # Errors
+///
+/// If something that two clones must never share can't be replaced: randomness, the time or the
+/// boot id. Other failures are reported as at boot.
 pub fn apply(
     restored: &RestoredGuest,
     random: &OwnedFd,

@@ -84,6 +84,11 @@ struct Streams {
 
 impl Program {
     /// Starts the command.
+    ///
+    /// # Errors
+    ///
+    /// If [`Prepared::new`] refuses the command, its pipes or terminal can't be made, or a step of
+    /// the start fails.
     pub fn start(command: &Command) -> core::result::Result<Program, StartError> {
         let prepared = Prepared::new(command)?;
         let streams = match command.tty {
@@ -157,6 +162,10 @@ impl Program {
     }
 
     /// Sends a signal to the process group.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH` if it has exited or there is no such signal; otherwise that of `kill`.
     pub fn signal(&self, signal: i32) -> Result<()> {
         if self.has_exited() || !(1..=64).contains(&signal) {
             return Err(Errno::SRCH);
@@ -312,7 +321,7 @@ impl Program {
             && open.iter().any(|it| it.revents().contains(PollFlags::IN))
     }
 
-    /// When [`Self::finished`] should be called again.
+    /// When [`Self::finished`] should be called again, CLOCK_MONOTONIC nanoseconds.
     pub fn deadline(&self) -> Option<u64> {
         match self.exit {
             Some(_) => Some(self.quiet_since? + QUIET_AFTER_EXIT_NS),

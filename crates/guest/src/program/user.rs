@@ -29,6 +29,10 @@ pub enum Unknown {
 }
 
 /// Finds `name`, `uid`, `name:group` or `uid:gid` in the two files' contents.
+///
+/// # Errors
+///
+/// If a name is in neither file; numbers need not be.
 pub fn find(wanted: &str, passwd: &str, group: &str) -> Result<User, Unknown> {
     let (user, wanted_group) = match wanted.split_once(':') {
         Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),

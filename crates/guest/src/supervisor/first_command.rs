@@ -207,7 +207,7 @@ impl FirstCommand {
         false
     }
 
-    /// When [`Self::settle`] has something to do.
+    /// When [`Self::settle`] has something to do, CLOCK_MONOTONIC nanoseconds.
     pub fn deadline(&self) -> Option<u64> {
         self.program().and_then(Program::deadline)
     }

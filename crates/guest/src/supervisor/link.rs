@@ -144,7 +144,7 @@ impl Link {
         }
     }
 
-    /// When [`Self::advance`] has something to do.
+    /// When [`Self::advance`] has something to do, CLOCK_MONOTONIC nanoseconds.
     pub fn deadline(&self) -> Option<u64> {
         match &self.state {
             State::Down { .. } if matches!(self.peer, Peer::None) => None,

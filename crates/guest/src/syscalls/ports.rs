@@ -8,6 +8,10 @@ use rustix::io::{Errno, Result};
 pub(super) const DROP_ALL: [usize; 5] = [0, 0x1_0000, 0, 0, 0];
 
 /// Drops access to all ports, because programs that this process executes would inherit it.
+///
+/// # Errors
+///
+/// `ENOMEM` if the kernel has no memory for the change. A kernel without `ioperm` is no error.
 pub fn drop_all() -> Result<()> {
     // SAFETY: takes numbers.
     drop_result(unsafe { syscall(number::IOPERM, DROP_ALL) })

@@ -35,6 +35,7 @@ pub(super) mod number {
 /// Makes one system call.
 ///
 /// # Safety
+///
 /// The arguments must be valid for the call of this number; pointers must be valid for everything
 /// that it reads and writes.
 #[inline]
@@ -92,6 +93,10 @@ pub fn monotonic_ns() -> u64 {
 }
 
 /// Sets CLOCK_REALTIME, in nanoseconds since 1970.
+///
+/// # Errors
+///
+/// If `clock_settime` fails.
 pub fn set_realtime(ns: u64) -> Result<()> {
     let time = [(ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64];
     // SAFETY: `time` has the layout of `struct timespec`; clock 0 is
@@ -102,6 +107,10 @@ pub fn set_realtime(ns: u64) -> Result<()> {
 
 /// Adds 64 secret bytes to the kernel's random number generator, credits their entropy, and makes
 /// it use them from the next number on (random(4)). `device` is /dev/random or /dev/urandom.
+///
+/// # Errors
+///
+/// If an ioctl of the device fails.
 pub fn reseed(device: &impl AsFd, seed: &[u8; 64]) -> Result<()> {
     const RNDADDENTROPY: usize = 0x4008_5203;
     const RNDRESEEDCRNG: usize = 0x5207;
@@ -157,6 +166,10 @@ pub fn block_only(set: SignalSet) {
 }
 
 /// A descriptor from which blocked signals of `set` are read (signalfd(2)).
+///
+/// # Errors
+///
+/// If `signalfd4` fails.
 pub fn signal_descriptor(set: SignalSet) -> Result<OwnedFd> {
     const CLOEXEC_NONBLOCK: usize = 0o2000000 | 0o4000;
     // SAFETY: `set` has eight bytes, as the size says; the result is a new descriptor without
@@ -184,6 +197,10 @@ pub fn signals_read(bytes: &[u8]) -> impl Iterator<Item = i32> {
 }
 
 /// Sends a signal (0 to 64) to a process.
+///
+/// # Errors
+///
+/// If `kill` fails, as with `ESRCH` if there is no such process.
 pub fn kill(pid: Pid, signal: i32) -> Result<()> {
     // SAFETY: takes numbers.
     checked(unsafe {
@@ -201,9 +218,11 @@ pub fn kill(pid: Pid, signal: i32) -> Result<()> {
     .map(drop)
 }
 
-/// Sends a signal to a process group.
+/// Sends a signal (0 to 64) to a process group.
 ///
-/// Group 1 is refused, because kill(2) treats -1 as every process.
+/// # Errors
+///
+/// `EPERM` for group 1, because kill(2) treats -1 as every process; otherwise that of `kill`.
 pub fn kill_group(group: Pid, signal: i32) -> Result<()> {
     if group == Pid::INIT {
         return Err(Errno::PERM);
@@ -225,6 +244,10 @@ pub fn kill_all_as_pid1(signal: i32) {
 /// Forks: `None` in the child.
 ///
 /// The process must have only one thread.
+///
+/// # Errors
+///
+/// If `fork` fails.
 pub fn fork() -> Result<Option<Pid>> {
     // SAFETY: fork has no arguments. With one thread the child's memory is consistent.
     let pid = checked(unsafe { syscall(number::FORK, [0; 5]) })?;
@@ -244,6 +267,10 @@ pub fn close_from(first: u32) {
 }
 
 /// Makes `target` a duplicate of `fd` that survives exec.
+///
+/// # Errors
+///
+/// If `dup2` fails.
 pub fn duplicate_to(fd: &impl AsFd, target: i32) -> Result<()> {
     // SAFETY: dup2 takes numbers. At each call `target` is a standard descriptor or free.
     checked(unsafe {
@@ -285,12 +312,20 @@ pub fn send_ignoring_errors(fd: i32, bytes: &[u8]) {
 }
 
 /// Swaps to a device or file (swapon(2)).
+///
+/// # Errors
+///
+/// If `swapon` fails.
 pub fn swapon(path: &CStr) -> Result<()> {
     // SAFETY: the path is a valid C string.
     checked(unsafe { syscall(number::SWAPON, [path.as_ptr() as usize, 0, 0, 0, 0]) }).map(drop)
 }
 
-/// The error of a non-blocking connect or an earlier send, if there is one.
+/// Reads the error of a non-blocking connect or an earlier send.
+///
+/// # Errors
+///
+/// That error, if there is one; otherwise that of `getsockopt`.
 pub fn socket_error(fd: &impl AsFd) -> Result<()> {
     rustix::net::sockopt::socket_error(fd)?
 }
@@ -310,6 +345,10 @@ pub fn stderr() -> rustix::fd::BorrowedFd<'static> {
 }
 
 /// Sets a block device's readahead in sectors of 512 bytes (BLKRASET of linux/fs.h).
+///
+/// # Errors
+///
+/// If the ioctl fails.
 pub fn set_read_ahead(device: &impl AsFd, sectors: usize) -> Result<()> {
     const BLKRASET: usize = 0x1262;
     let fd = device.as_fd().as_raw_fd() as usize;
@@ -318,6 +357,10 @@ pub fn set_read_ahead(device: &impl AsFd, sectors: usize) -> Result<()> {
 }
 
 /// Size of a block device, bytes.
+///
+/// # Errors
+///
+/// If the ioctl fails.
 pub fn device_bytes(device: &impl AsFd) -> Result<u64> {
     const BLKGETSIZE64: usize = 0x8008_1272;
     let fd = device.as_fd().as_raw_fd() as usize;
@@ -328,7 +371,11 @@ pub fn device_bytes(device: &impl AsFd) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Grows a mounted ext4 file system to a number of blocks.
+/// Grows a mounted ext4 file system to a number of its blocks.
+///
+/// # Errors
+///
+/// If the ioctl fails.
 pub fn grow_ext4(folder: &impl AsFd, blocks: u64) -> Result<()> {
     const EXT4_IOC_RESIZE_FS: usize = 0x4008_6610;
     let fd = folder.as_fd().as_raw_fd() as usize;

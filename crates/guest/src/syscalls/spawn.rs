@@ -126,6 +126,10 @@ const CLONE_VFORK: usize = 0x4000;
 
 /// Starts the program in its own session and process group, with no signal blocked. Returns when it
 /// was executed or has failed.
+///
+/// # Errors
+///
+/// If there is no process for it, or a step of the child fails: names the step.
 pub fn spawn(plan: &Plan<'_>) -> core::result::Result<Pid, Failure> {
     let mut child = Child {
         plan,
@@ -186,6 +190,7 @@ fn clone_sharing_memory(stack: &mut [MaybeUninit<u128>], child: &mut Child<'_>) 
 /// Runs in the child until execve.
 ///
 /// # Safety
+///
 /// Only `clone_sharing_memory` may call it, in the child.
 unsafe extern "C" fn in_child(child: *mut Child<'_>) -> ! {
     // SAFETY: the parent is suspended, so this is the only reference.
@@ -198,6 +203,7 @@ unsafe extern "C" fn in_child(child: *mut Child<'_>) -> ! {
 }
 
 /// # Safety
+///
 /// As for `in_child`.
 unsafe fn prepare_and_exec(plan: &Plan<'_>) -> core::result::Result<(), (Step, isize)> {
     let call = |step: Step, number: usize, arguments: [usize; 5]| {

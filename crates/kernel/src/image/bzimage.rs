@@ -23,6 +23,10 @@ pub struct Header {
 
 impl Header {
     /// Parses the header; `None` if the file does not begin like a boot sector.
+    ///
+    /// # Errors
+    ///
+    /// If the boot sector is not followed by a setup header, or the header is cut short.
     pub fn parse(data: &[u8]) -> Result<Option<Self>, Malformed> {
         if u16_at(data, BOOT_FLAG) != Some(0xaa55) {
             return Ok(None);
@@ -56,6 +60,11 @@ impl Header {
     }
 
     /// The configuration embedded in the compressed kernel.
+    ///
+    /// # Errors
+    ///
+    /// If the payload lies outside `data` or is not compressed with gzip, or the kernel in it has
+    /// no configuration or a damaged one.
     pub fn config(&self, data: &[u8]) -> Result<Config, NoConfig> {
         let (offset, length) = self.payload.ok_or(NoConfig::Absent)?;
         let payload = slice_at(data, offset, length).ok_or(NoConfig::Damaged)?;

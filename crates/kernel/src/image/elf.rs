@@ -18,6 +18,10 @@ const MAX_PROGRAM_HEADERS: u16 = 128;
 const XEN_ELFNOTE_PHYS32_ENTRY: u32 = 18;
 
 /// Guest-physical address of an ELF kernel's PVH entry point; `None` if it has none.
+///
+/// # Errors
+///
+/// If `data` is not an ELF executable for x86-64, has too many program headers, or is cut short.
 pub fn pvh_entry(data: &[u8]) -> Result<Option<u64>, Malformed> {
     if !data.starts_with(CLASS_64_LITTLE_ENDIAN) {
         return Err(Malformed::Machine);

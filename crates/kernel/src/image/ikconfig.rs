@@ -13,6 +13,10 @@ const START: &[u8] = b"IKCFG_ST";
 const END: &[u8] = b"IKCFG_ED";
 
 /// Finds and unpacks the configuration in an uncompressed kernel.
+///
+/// # Errors
+///
+/// If there is no configuration, or it is damaged.
 pub fn find(kernel: &[u8]) -> Result<Config, NoConfig> {
     let mut rest = kernel;
     let mut damaged = false;

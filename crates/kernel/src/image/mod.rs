@@ -116,6 +116,10 @@ pub enum Malformed {
 
 impl Image {
     /// Reads a kernel file.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, is larger than [`MAX_IMAGE`], or is no usable kernel.
     pub fn open(path: &Path) -> Result<Self, ImageError> {
         let read = |source| ImageError::Read {
             path: path.to_owned(),
@@ -147,6 +151,10 @@ impl Image {
     }
 
     /// Parses a kernel; `None` if the bytes are not a kernel.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes begin like a kernel, but are damaged, cut short or for another machine.
     pub fn parse(data: &[u8]) -> Result<Option<Self>, Malformed> {
         let size = data.len() as u64;
         if data.starts_with(elf::MAGIC) {

@@ -27,6 +27,11 @@ const DRAIN: Duration = Duration::from_millis(500);
 const MOST_KEPT: usize = 64 * 1024 * 1024;
 
 /// Runs `command` to its end, with `stream` for its input and output.
+///
+/// # Errors
+///
+/// If the connection is lost, or `pipe` or `wait` fails. If the program can't be started, the
+/// client gets [`ExecOutput::Failed`].
 pub fn run(
     receiver: Receiver<TcpStream>,
     stream: TcpStream,

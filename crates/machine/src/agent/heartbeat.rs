@@ -13,7 +13,11 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io;
 use std::path::Path;
 
-/// Runs until the hardware clock fails.
+/// Runs until it fails.
+///
+/// # Errors
+///
+/// If the hardware clock can't be opened or read, or the affinity can't be set.
 pub fn run() -> io::Result<()> {
     let mut clock = Seconds::of(Path::new(FIRST))?;
     let all = sched_getaffinity(None)?;

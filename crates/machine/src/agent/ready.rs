@@ -17,12 +17,20 @@ pub struct Port(File);
 
 impl Port {
     /// Opens the port. Waits for it to appear, at most 10 s.
+    ///
+    /// # Errors
+    ///
+    /// If it does not appear, or can't be opened.
     pub fn open() -> io::Result<Port> {
         let path = wait_for_port(READY_PORT)?;
         Ok(Port(OpenOptions::new().write(true).open(path)?))
     }
 
     /// Sends the state.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be encoded, or `write` fails.
     pub fn push(&mut self, ready: &Ready) -> io::Result<()> {
         let line = lines::encode(ready)?;
         self.0.write_all(&line)
@@ -30,6 +38,10 @@ impl Port {
 }
 
 /// The device of the virtio-serial port of this name. Waits for it to appear, at most 10 s.
+///
+/// # Errors
+///
+/// `NotFound` if it does not appear.
 pub fn wait_for_port(name: &str) -> io::Result<PathBuf> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -60,8 +72,13 @@ pub fn uptime_ms() -> u64 {
     jiffy_sys::clock::monotonic_ns() / 1_000_000
 }
 
-/// Waits until `service` accepts connections; `mount`, if given, must be a mount point. The error
-/// is a sentence.
+/// Waits until `service` accepts connections, at most 120 s; `mount`, if given, must be a mount
+/// point.
+///
+/// # Errors
+///
+/// If nothing accepts connections in that time, or `mount` is not a mount point. The error is a
+/// sentence.
 pub fn wait_for(service: Option<SocketAddr>, mount: Option<&Path>) -> Result<(), String> {
     if let Some(mount) = mount
         && !is_mount_point(mount)

@@ -39,8 +39,12 @@ pub fn in_order(all: &[Share]) -> Vec<(usize, &Share)> {
     shares
 }
 
-/// Mounts the share of this number, read-only if it is; `ended` is called when its server has ended.
-/// The error is a sentence.
+/// Mounts the share of this number, read-only if it is; `ended` is called when its server has
+/// ended.
+///
+/// # Errors
+///
+/// If its server does not answer, or the mount fails. The error is a sentence.
 pub fn mount(
     number: usize,
     share: &Share,

@@ -106,6 +106,11 @@ pub struct Recipe {
 }
 
 /// Builds all three files in `output` and replaces each atomically.
+///
+/// # Errors
+///
+/// If the package has no kernel or a module is missing in it, the kernel can't be unpacked, or a
+/// file can't be read or written.
 pub fn build(recipe: &Recipe, output: &Path) -> Result<Meta, ImageError> {
     let vmlinuz = vmlinuz(&recipe.kernel_package)?;
     let kernel = bzimage::elf_kernel(&read(&vmlinuz)?)?;
@@ -131,6 +136,10 @@ pub fn build(recipe: &Recipe, output: &Path) -> Result<Meta, ImageError> {
 }
 
 /// Builds the initramfs; also returns the modules that PID 1 loads, in order.
+///
+/// # Errors
+///
+/// If a module is missing or can't be unpacked, a file can't be read, or busybox does not run.
 pub fn initramfs(recipe: &Recipe) -> Result<(Vec<u8>, Vec<String>), ImageError> {
     let modules_folder = modules_folder(&recipe.kernel_package)?;
     let modules = module::load_all(&modules_folder, MODULES)?;
@@ -190,6 +199,10 @@ pub fn initramfs(recipe: &Recipe) -> Result<(Vec<u8>, Vec<String>), ImageError> 
 }
 
 /// An archive with additions only, to append to an existing initramfs.
+///
+/// # Errors
+///
+/// If a file can't be read, or has 4 GiB or more.
 pub fn additions_archive(additions: &[Addition]) -> Result<Vec<u8>, ImageError> {
     let mut tree = Tree::new();
     for addition in additions {
@@ -199,6 +212,10 @@ pub fn additions_archive(additions: &[Addition]) -> Result<Vec<u8>, ImageError> 
 }
 
 /// The path of the compressed kernel in an unpacked package.
+///
+/// # Errors
+///
+/// If the folder `boot` can't be read, or has no kernel.
 pub fn vmlinuz(package: &Path) -> Result<PathBuf, ImageError> {
     let boot = package.join("boot");
     let entries = std::fs::read_dir(&boot).map_err(|error| ImageError::file(&boot, error))?;

@@ -17,6 +17,11 @@ const LZ4_BLOCK: i32 = 8 << 20;
 
 /// Extracts the ELF file from a bzImage whose payload is compressed with zstd or LZ4, as Debian's
 /// are (Linux, Documentation/arch/x86/boot.rst: `payload_offset`).
+///
+/// # Errors
+///
+/// If it has no boot header, its payload lies outside of it or can't be unpacked, or that is no ELF
+/// file.
 pub fn elf_kernel(image: &[u8]) -> Result<Vec<u8>, ImageError> {
     let field =
         |at: usize| -> Option<u32> { Some(u32::from_le_bytes(*image.get(at..)?.first_chunk()?)) };

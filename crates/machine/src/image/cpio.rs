@@ -29,22 +29,40 @@ impl<W: Write> Archive<W> {
         }
     }
 
-    /// Adds a folder. Its parent must be added before.
+    /// Adds a folder; `mode` is its permission bits, here and below. Its parent must be added
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// If the path is empty or contains a zero byte, or the writer fails.
     pub fn folder(&mut self, path: &str, mode: u32) -> io::Result<()> {
         self.entry(path, FOLDER | mode, 2, (0, 0), &[])
     }
 
     /// Adds a file with these contents.
+    ///
+    /// # Errors
+    ///
+    /// If the path is empty or contains a zero byte, the contents have 4 GiB or more, or the writer
+    /// fails.
     pub fn file(&mut self, path: &str, mode: u32, contents: &[u8]) -> io::Result<()> {
         self.entry(path, REGULAR | mode, 1, (0, 0), contents)
     }
 
     /// Adds a symbolic link.
+    ///
+    /// # Errors
+    ///
+    /// If the path is empty or contains a zero byte, or the writer fails.
     pub fn symlink(&mut self, path: &str, target: &str) -> io::Result<()> {
         self.entry(path, SYMLINK | 0o777, 1, (0, 0), target.as_bytes())
     }
 
     /// Adds a character device.
+    ///
+    /// # Errors
+    ///
+    /// If the path is empty or contains a zero byte, or the writer fails.
     pub fn character_device(
         &mut self,
         path: &str,
@@ -56,6 +74,10 @@ impl<W: Write> Archive<W> {
     }
 
     /// Writes the trailer, pads to 512 bytes and returns the writer.
+    ///
+    /// # Errors
+    ///
+    /// If the writer fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.header("TRAILER!!!", 0, 1, (0, 0), 0)?;

@@ -16,6 +16,11 @@ pub struct Module {
 
 /// Reads the modules `wanted` and their dependencies from a folder `lib/modules/VERSION`, in load
 /// order. Modules that are built into the kernel are left out.
+///
+/// # Errors
+///
+/// If a module is missing or no module, dependencies are nested more than 16 deep, or a file can't
+/// be read or unpacked.
 pub fn load_all(folder: &Path, wanted: &[&str]) -> Result<Vec<Module>, ImageError> {
     let mut files = BTreeMap::new();
     index(&folder.join("kernel"), &mut files)?;

@@ -39,6 +39,10 @@ pub(crate) struct Forwarding {
 impl Forwarding {
     /// Enables forwarding where it is needed. `before` are the links where an earlier process has
     /// enabled it, for IPv4 and IPv6.
+    ///
+    /// # Errors
+    ///
+    /// If a setting of a link can't be written.
     pub fn set(
         wanted6: bool,
         found: &[Link],
@@ -98,6 +102,10 @@ impl Forwarding {
     }
 
     /// Called after a VM's link was created; it forwards IPv4 already.
+    ///
+    /// # Errors
+    ///
+    /// If its setting for IPv6 can't be written.
     pub fn link_made(&self, name: &str) -> Result<(), Error> {
         if self.ipv6 == Ipv6::ByLink {
             sysctl::write(&setting(name, false), 1)?;
@@ -115,6 +123,10 @@ impl Forwarding {
     }
 
     /// Reverts the settings, unless the host forwards everything meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If a setting of a link that still exists can't be written.
     pub fn unset(&self) -> Result<(), Error> {
         if sysctl::read("ipv4/ip_forward") != Some(1) {
             for (_, name) in &self.uplinks {

@@ -166,6 +166,11 @@ pub struct Host {
 
 impl Host {
     /// Opens the network and reconciles it with `guests` and `networks`.
+    ///
+    /// # Errors
+    ///
+    /// If there is no free range for VMs or it overlaps a route, without CAP_NET_ADMIN, or if the
+    /// kernel refuses a link, a route, a rule or a setting.
     pub fn open(
         options: HostOptions,
         guests: &[GuestSpec],
@@ -176,6 +181,11 @@ impl Host {
 
     /// Reconciles an open network again, after another program may have changed something or the
     /// host's routes have changed.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to list or change links, routes, rules or settings; those changed
+    /// before stay changed.
     pub fn reconcile(
         &mut self,
         guests: &[GuestSpec],
@@ -187,6 +197,10 @@ impl Host {
     /// Restores the rules if another program has removed them, and the forwarding settings, also
     /// for links that the host's routes use only now. Links, routes and connections of VMs stay as
     /// they are. True if there was something to restore.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to list links and routes, or to change the rules or a setting.
     pub fn reconcile_rules(&mut self) -> Result<bool, Error> {
         reconcile::rules(self)
     }
@@ -202,6 +216,10 @@ impl Host {
     }
 
     /// An address for a new VM.
+    ///
+    /// # Errors
+    ///
+    /// If all addresses are in use, or the tracked connections of the address can't be deleted.
     pub fn take_address(&mut self) -> Result<Ipv4Addr, Error> {
         let address = self.pool.take()?;
         // Tracked connections of the address must not be taken for the new VM's.
@@ -222,6 +240,11 @@ impl Host {
 
     /// Creates a VM's link and rules. Its address must be reserved by [`Host::take_address`] or
     /// [`Host::open`].
+    ///
+    /// # Errors
+    ///
+    /// If the VM is attached already, another VM has its address or one of its ports, it publishes
+    /// IPv6 ports on a host without IPv6, or the kernel refuses its link or rules.
     pub fn attach(&mut self, spec: &GuestSpec) -> Result<Attached, Error> {
         let begun_ns = monotonic_ns();
         let taken = |it: &&GuestRules| it.v4 == spec.v4 || it.vm == spec.vm;
@@ -248,6 +271,10 @@ impl Host {
     }
 
     /// Creates the link of a VM again. The address stays the same, so its connections continue.
+    ///
+    /// # Errors
+    ///
+    /// If the old link or rules can't be removed, or for the reasons of [`Host::attach`].
     pub fn attach_again(&mut self, spec: &GuestSpec) -> Result<Attached, Error> {
         if let Some(guest) = self.rules.remove(spec.vm)? {
             links::remove(&mut self.route, guest.link)?;
@@ -277,6 +304,10 @@ impl Host {
 
     /// Removes a VM's link and rules. Its address stays reserved. It is no error if the VM is not
     /// attached.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to remove the rules or the link.
     pub fn detach(&mut self, vm: VmId) -> Result<(), Error> {
         let Some(guest) = self.rules.remove(vm)? else {
             return Ok(());
@@ -286,9 +317,13 @@ impl Host {
         links::remove(&mut self.route, guest.link)
     }
 
-    /// Deletes the tracked connections of released addresses. It reads all connections of the host,
-    /// so it is done for many VMs at once: in the background, and at the latest before an address
-    /// is reused.
+    /// Deletes the tracked connections of released addresses. Returns their number. It reads all
+    /// connections of the host, so it is done for many VMs at once: in the background, and at the
+    /// latest before an address is reused.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to list or delete them; the addresses stay to be done.
     pub fn forget_released(&mut self) -> Result<usize, Error> {
         if self.released.is_empty() {
             return Ok(0);
@@ -306,6 +341,11 @@ impl Host {
 
     /// Changes the policy, network and ports of an attached VM. Connections that are forbidden now
     /// and were permitted before are cut.
+    ///
+    /// # Errors
+    ///
+    /// If the VM is not attached, its new ports can't be published, or the kernel refuses the new
+    /// rules or the deletion of connections.
     pub fn change(&mut self, spec: &GuestSpec) -> Result<(), Error> {
         let old = self.rules.guest(spec.vm).cloned();
         let old = old.ok_or_else(|| Error::NotAttached(spec.vm.to_string()))?;
@@ -328,6 +368,11 @@ impl Host {
 
     /// Whether an attached VM sleeps. If it does, new connections and all datagrams to its ports go to
     /// the sockets that hold the ports instead of to the VM. Open connections stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// If the VM is not attached, or the kernel refuses the new rules or the deletion of tracked
+    /// datagrams.
     pub fn set_asleep(&mut self, vm: VmId, asleep: bool) -> Result<(), Error> {
         let guest = self.rules.guest(vm).cloned();
         let guest = guest.ok_or_else(|| Error::NotAttached(vm.to_string()))?;
@@ -355,6 +400,10 @@ impl Host {
 
     /// Number of open TCP connections to published ports, for each VM that has some. Reads all
     /// tracked connections of the host.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to list the connections.
     pub fn open_connections(&mut self) -> Result<BTreeMap<VmId, usize>, Error> {
         let guests = self.rules.guests();
         let owners: BTreeMap<IpAddr, VmId> = guests
@@ -371,6 +420,10 @@ impl Host {
 
     /// Removes a network: its VMs can no longer reach each other. It is no error if the network
     /// does not exist.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses the new rules or the deletion of connections.
     pub fn remove_network(&mut self, name: &str) -> Result<(), Error> {
         let members = self.rules.guests();
         let members = members.filter(|it| it.network.as_deref() == Some(name));
@@ -385,6 +438,10 @@ impl Host {
     }
 
     /// A VM's traffic, and the counters of its rules.
+    ///
+    /// # Errors
+    ///
+    /// If the VM is not attached, or the kernel refuses to read its counters.
     pub fn counters(&mut self, vm: VmId) -> Result<(Traffic, Counted), Error> {
         let stopped = self.rules.counted(vm)?;
         let link = self.rules.guest(vm).map_or(0, |it| it.link);
@@ -406,6 +463,10 @@ impl Host {
     }
 
     /// Removes everything: links, routes, rules, settings.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses one of the removals; the later ones are not tried then.
     pub fn uninstall(mut self) -> Result<(), Error> {
         self.rules.uninstall()?;
         self.forwarding.unset()?;
@@ -424,6 +485,10 @@ impl Host {
     }
 
     /// Chains of other firewalls that drop VMs' packets.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to list the chains.
     pub fn blockers(&mut self) -> Result<Vec<Blocker>, Error> {
         firewalls::find(&mut self.netfilter)
     }

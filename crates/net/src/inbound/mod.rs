@@ -55,7 +55,7 @@ pub enum Reached {
         /// All VMs' addresses: VMs may not reach one another by ports of the host.
         ranges: Ranges,
     },
-    /// By the published port, at which another process listens then.
+    /// At the published port, where another process listens then.
     ByItsPort,
 }
 

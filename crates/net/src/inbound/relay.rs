@@ -19,6 +19,11 @@ impl InboundConnection {
     /// shut down its direction first. If one side resets or does not answer, the other is reset.
     ///
     /// Datagrams are relayed until there are none for some time.
+    ///
+    /// # Errors
+    ///
+    /// If the VM does not accept the connection within 20 seconds, one side resets it, or a
+    /// datagram can't be sent or received.
     pub async fn relay(self) -> io::Result<()> {
         match self.peer {
             Peer::Stream { client, guest } => relay_stream(client, guest).await,

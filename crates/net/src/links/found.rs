@@ -184,6 +184,10 @@ pub(crate) fn addresses(route: &mut Channel, link: u32) -> Result<Vec<(IpAddr, u
 }
 
 /// The host's own IPv4 addresses, on all links. Needs no privileges.
+///
+/// # Errors
+///
+/// If a netlink socket can't be opened, or the kernel refuses to list the addresses.
 pub fn own_v4() -> Result<Vec<Ipv4Addr>, Error> {
     let mut route = Channel::route()
         .map_err(|error| Error::kernel("opening a netlink socket")(Refusal::Socket(error)))?;

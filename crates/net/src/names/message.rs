@@ -48,6 +48,11 @@ pub enum Rejected {
 }
 
 /// Parses a question.
+///
+/// # Errors
+///
+/// If it is no question about one name in the class IN, is longer than [`QUESTION_BYTES`], or asks
+/// for a zone transfer or ANY.
 pub fn read(bytes: &[u8]) -> Result<Question<'_>, Rejected> {
     let message = Message::from_slice(bytes).map_err(|_| Rejected::Silence)?;
     let header = message.header();

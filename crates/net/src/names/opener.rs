@@ -29,6 +29,10 @@ type ByPorts = Vec<(Access, Vec<(IpAddr, Duration)>)>;
 /// Opens addresses to a VM: a locked [`crate::rules::NameRules`].
 pub trait Open: Send + Sync + 'static {
     /// Opens these addresses at these ports, each for its time, before it returns.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
     fn open(&self, vm: VmId, at: Access, addresses: &[(IpAddr, Duration)]) -> Result<(), Error>;
 }
 

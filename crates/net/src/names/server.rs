@@ -52,6 +52,11 @@ pub struct Sockets {
 impl Sockets {
     /// Binds this port at these addresses. If it is in use, binds another port, and the rules
     /// redirect guests to it ([`crate::host::HostOptions::name_port`]).
+    ///
+    /// # Errors
+    ///
+    /// If an address can't be bound for UDP and TCP: at `port`, or, if that is in use, at any of 16
+    /// others.
     pub fn bind(addresses: &[IpAddr], port: u16) -> io::Result<Sockets> {
         match Sockets::bind_all(addresses, port) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -118,6 +123,10 @@ impl NameServer {
     }
 
     /// Answers until it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If tokio can't register a socket.
     pub async fn serve(self: Arc<Self>, sockets: Sockets) -> io::Result<()> {
         let mut tasks = JoinSet::new();
         for socket in sockets.udp {

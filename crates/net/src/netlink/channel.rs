@@ -70,6 +70,10 @@ pub struct Channel {
 
 impl Channel {
     /// Links, addresses, routes, neighbours.
+    ///
+    /// # Errors
+    ///
+    /// If the socket can't be opened.
     pub fn route() -> io::Result<Channel> {
         Ok(Channel {
             socket: NetlinkSocket::open(None)?,
@@ -78,6 +82,10 @@ impl Channel {
     }
 
     /// nftables and connection tracking.
+    ///
+    /// # Errors
+    ///
+    /// If the socket can't be opened.
     pub fn netfilter() -> io::Result<Channel> {
         Ok(Channel {
             socket: NetlinkSocket::open(Some(NETFILTER))?,
@@ -86,7 +94,12 @@ impl Channel {
     }
 
     /// Sends a batch and waits for the acknowledgement of the message at `answered`, which must be
-    /// the last that the kernel answers. The first refusal is returned as the error.
+    /// the last that the kernel answers.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses a message: the first refusal. If the socket fails, or an answer is
+    /// malformed or missing.
     pub fn transact(&mut self, mut batch: Batch, answered: usize) -> Result<(), Refusal> {
         if batch.is_empty() {
             return Ok(());
@@ -116,9 +129,14 @@ impl Channel {
         Err(refusal.unwrap_or(Refusal::Malformed("the acknowledgement is missing")))
     }
 
-    /// Requests a dump (`batch` is one request) and passes each message's type and body to the
-    /// closure. If the objects change meanwhile (`NLM_F_DUMP_INTR`), the results are discarded and
-    /// the dump is repeated.
+    /// Requests a dump (`request` returns one request) and passes each message's type and body to
+    /// the closure. If the objects change meanwhile (`NLM_F_DUMP_INTR`), the results are discarded
+    /// and the dump is repeated.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel or the closure refuses, the socket fails, an answer is malformed, or the
+    /// objects changed during each of 8 dumps.
     pub fn dump<T>(
         &mut self,
         request: impl Fn() -> Batch,
@@ -166,8 +184,12 @@ impl Channel {
         }
     }
 
-    /// Requests one object (`batch` is one request without `NLM_F_DUMP`); `None` if it does not
+    /// Requests one object (`request` is one request without `NLM_F_DUMP`); `None` if it does not
     /// exist.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel or the closure refuses, the socket fails, or an answer is malformed.
     pub fn get<T>(
         &mut self,
         mut request: Batch,

@@ -23,6 +23,10 @@ pub struct FoundElement {
 }
 
 /// The user data of a table; `None` if the table does not exist.
+///
+/// # Errors
+///
+/// If the kernel refuses, for a reason other than that the table does not exist.
 pub fn userdata(netfilter: &mut Channel, name: &str) -> Result<Option<Vec<u8>>, Refusal> {
     let request = request(nf::GET_TABLE, 0, FAMILY_INET, |it| {
         it.text(table::NAME, name);
@@ -34,6 +38,10 @@ pub fn userdata(netfilter: &mut Channel, name: &str) -> Result<Option<Vec<u8>>, 
 }
 
 /// The names of a table's sets.
+///
+/// # Errors
+///
+/// If the kernel refuses.
 pub fn sets(netfilter: &mut Channel, table: &str) -> Result<Vec<String>, Refusal> {
     let request = || {
         request(nf::GET_SET, flags::DUMP, FAMILY_INET, |it| {
@@ -46,6 +54,10 @@ pub fn sets(netfilter: &mut Channel, table: &str) -> Result<Vec<String>, Refusal
 }
 
 /// The elements of a set.
+///
+/// # Errors
+///
+/// If the set does not exist (ENOENT), or the kernel refuses for another reason.
 pub fn elements(
     netfilter: &mut Channel,
     table: &str,
@@ -64,6 +76,10 @@ pub fn elements(
 }
 
 /// One element of a set; `None` if it does not exist.
+///
+/// # Errors
+///
+/// If the kernel refuses, for a reason other than that the element or its set does not exist.
 pub fn element(
     netfilter: &mut Channel,
     table: &str,
@@ -115,6 +131,10 @@ pub struct FoundChain {
 }
 
 /// The chains of all tables.
+///
+/// # Errors
+///
+/// If the kernel refuses.
 pub fn chains(netfilter: &mut Channel) -> Result<Vec<FoundChain>, Refusal> {
     let request = || request(nf::GET_CHAIN, flags::DUMP, 0, |_| {});
     netfilter.dump(request, |_, body| {
@@ -138,6 +158,10 @@ pub fn chains(netfilter: &mut Channel) -> Result<Vec<FoundChain>, Refusal> {
 }
 
 /// Number of rules in a chain.
+///
+/// # Errors
+///
+/// If the kernel refuses.
 pub fn rules(netfilter: &mut Channel, table: &str, chain: &str) -> Result<usize, Refusal> {
     let request = || {
         request(nf::GET_RULE, flags::DUMP, FAMILY_INET, |it| {

@@ -102,6 +102,10 @@ impl Transaction {
     }
 
     /// Applies all changes, or none.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses one of them; nothing is changed then.
     pub fn commit(mut self, netfilter: &mut Channel) -> Result<(), Refusal> {
         if self.is_empty() {
             return Ok(());

@@ -59,6 +59,10 @@ pub(crate) struct Accepted {
 
 impl Held {
     /// Reserves all of these ports, or none.
+    ///
+    /// # Errors
+    ///
+    /// If a port is in use or may not be bound: the first such one.
     pub fn all(ports: &[Publish]) -> Result<Held, Error> {
         let mut tcp = Vec::new();
         let mut udp = Vec::new();

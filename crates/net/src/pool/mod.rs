@@ -24,7 +24,11 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// `v4` must have 4 to 2^20 addresses, `v6` at most a /96.
+    /// Ranges of VMs' addresses. `v4` must have 4 to 2^20 addresses, `v6` at most a /96.
+    ///
+    /// # Errors
+    ///
+    /// If they don't, or one is of the other family.
     pub fn new(v4: Cidr, v6: Cidr) -> Result<Ranges, Error> {
         let IpAddr::V4(first4) = v4.first() else {
             return Err(Error::Pool(v4.to_string(), "it is not IPv4"));
@@ -115,6 +119,10 @@ impl Pool {
     }
 
     /// Takes a free address.
+    ///
+    /// # Errors
+    ///
+    /// If all addresses are in use.
     pub fn take(&mut self) -> Result<Ipv4Addr, Error> {
         while self.ranges.places().contains(&self.fresh) {
             let address = self.ranges.address(self.fresh);

@@ -76,6 +76,10 @@ pub struct Rules {
 
 impl Rules {
     /// Does not change anything yet: [`Rules::replace`] creates the table.
+    ///
+    /// # Errors
+    ///
+    /// If a netlink socket can't be opened.
     pub fn new(base: Base) -> Result<Rules, Error> {
         Ok(Rules {
             netfilter: netfilter()?,
@@ -102,6 +106,11 @@ impl Rules {
 
     /// Replaces the table atomically, with exactly these VMs and networks. The counters and opened
     /// names of VMs that stay are kept.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to read the old table or to create the new one; the old one stays
+    /// then.
     pub fn replace(
         &mut self,
         base: Base,
@@ -143,6 +152,10 @@ impl Rules {
 
     /// Creates the table again if another program has removed it or a part of it, or if the
     /// settings for all VMs are other ones now. True if it did.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to read the table or to create it again.
     pub fn reconcile(&mut self, base: Base) -> Result<bool, Error> {
         let whole = self.is_whole();
         let whole = whole.map_err(Error::kernel("reading the nftables table `inet jiffy`"))?;
@@ -203,6 +216,10 @@ impl Rules {
     }
 
     /// Adds a VM.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses its rules; the VM is not added then.
     pub fn add(&mut self, guest: GuestRules) -> Result<(), Error> {
         let mut changes = Transaction::new(TABLE);
         self.need_network(&mut changes, guest.network.as_deref());
@@ -217,6 +234,10 @@ impl Rules {
     }
 
     /// Removes a VM. It is no error if the VM does not exist.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to delete its rules; [`Rules::guest`] no longer has the VM then.
     pub fn remove(&mut self, vm: VmId) -> Result<Option<GuestRules>, Error> {
         let Some(guest) = self.guests.remove(&vm) else {
             return Ok(None);
@@ -228,6 +249,10 @@ impl Rules {
     }
 
     /// Changes a VM's policy, network or ports. Its counters are kept.
+    ///
+    /// # Errors
+    ///
+    /// If the VM was not added, or the kernel refuses the new rules; the old ones stay then.
     pub fn change(&mut self, to: GuestRules) -> Result<(), Error> {
         let from = self.guests.get(&to.vm);
         let from = from
@@ -256,6 +281,10 @@ impl Rules {
     }
 
     /// Removes a network. Its VMs have no network from then on.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses the new rules.
     pub fn remove_network(&mut self, name: &str) -> Result<(), Error> {
         let members = self
             .guests
@@ -275,6 +304,10 @@ impl Rules {
     }
 
     /// The addresses that names have opened to a VM, with their ports.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to list a set of addresses.
     pub fn opened(&mut self, vm: VmId) -> Result<Vec<(IpAddr, Access)>, Error> {
         let Some(guest) = self.guests.get(&vm) else {
             return Ok(Vec::new());
@@ -289,6 +322,10 @@ impl Rules {
     }
 
     /// The counters of a VM.
+    ///
+    /// # Errors
+    ///
+    /// If the VM was not added, or the kernel refuses to read a counter.
     pub fn counted(&mut self, vm: VmId) -> Result<Counted, Error> {
         let guest = self.guests.get(&vm);
         let link = guest
@@ -307,6 +344,10 @@ impl Rules {
     }
 
     /// Removes the table. It is no error if the table does not exist.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to delete the table.
     pub fn uninstall(&mut self) -> Result<(), Error> {
         self.guests.clear();
         self.networks.clear();
@@ -319,6 +360,10 @@ impl Rules {
 }
 
 /// The links of VMs that the table of this network namespace has rules for.
+///
+/// # Errors
+///
+/// If a netlink socket can't be opened, or the kernel refuses to read the table.
 pub fn linked() -> Result<BTreeSet<u32>, Error> {
     indexes(&mut netfilter()?, table::GUESTS)
 }
@@ -354,6 +399,10 @@ pub struct NameRules {
 
 impl NameRules {
     /// Opens a channel in the network namespace of this thread.
+    ///
+    /// # Errors
+    ///
+    /// If a netlink socket can't be opened.
     pub fn new() -> Result<NameRules, Error> {
         Ok(NameRules {
             netfilter: netfilter()?,
@@ -362,6 +411,10 @@ impl NameRules {
 
     /// Opens these addresses at these ports. It is no error if the VM does not exist, or has no
     /// rule about names with these ports any more.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, for a reason other than that the set does not exist.
     pub fn open(
         &mut self,
         vm: VmId,

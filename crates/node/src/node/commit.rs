@@ -29,6 +29,12 @@ const HEADERS_MIB: u64 = 16;
 impl Node {
     /// Makes an image of a VM's current root file system. Its programs are frozen while the
     /// changes are read.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid or a VM needs its image, the VM runs on a copy of its image, its
+    /// guest is not ready or sends no valid changes, chunks can't be fetched, or there is no disk
+    /// space.
     pub async fn commit(self: Arc<Self>, vm: Arc<VmHandle>, wanted: CommitVm) -> Result<Committed> {
         let name = self.images.new_name(&wanted.image, None)?;
         if self.images.has(&name) {

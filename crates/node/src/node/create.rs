@@ -57,6 +57,11 @@ impl Drop for Unregistered<'_> {
 
 impl Node {
     /// Makes a VM; its record is on disk when this returns.
+    ///
+    /// # Errors
+    ///
+    /// If the request is not valid, its name is taken, its image, snapshot, kernel or a volume
+    /// can't be used, or a file can't be made. Nothing is left then.
     pub async fn create(self: &Arc<Self>, wanted: CreateVm) -> Result<Arc<VmHandle>> {
         let (chosen, spec) = self.specify(wanted).await?;
         let vm = self
@@ -74,6 +79,11 @@ impl Node {
 
     /// Makes a VM and starts it, with a client attached from the start. Its record is written
     /// while the guest boots.
+    ///
+    /// # Errors
+    ///
+    /// As in [`Node::create`], or if there is no room for it or its VMM can't be started. Nothing
+    /// is left then.
     pub async fn run(self: &Arc<Self>, wanted: CreateVm) -> Result<(Arc<VmHandle>, Cursor)> {
         let received_ns = monotonic_ns();
         let (chosen, spec) = self.specify(wanted).await?;
@@ -131,6 +141,10 @@ impl Node {
     }
 
     /// Is there a running first command in the snapshot that this VM is made from?
+    ///
+    /// # Errors
+    ///
+    /// If there is no such snapshot, or it can't be read.
     pub fn has_captured_command(&self, wanted: &CreateVm) -> Result<bool> {
         match &wanted.from {
             Some(name) => Ok(self.snapshots.find(name)?.manifest.has_main()),

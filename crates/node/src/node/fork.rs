@@ -27,7 +27,12 @@ const MAX_CHILDREN: u32 = 1000;
 const STARTING_AT_ONCE: usize = 64;
 
 impl Node {
-    /// Makes live clones of a running VM. Either all of them become ready, or none is left.
+    /// Makes live clones of a running VM.
+    ///
+    /// # Errors
+    ///
+    /// If the names are not valid or taken, the VM can't be captured now, there is no room for all,
+    /// or one does not become ready. None is left then.
     pub async fn fork(self: Arc<Self>, vm: Arc<VmHandle>, wanted: ForkVm) -> Result<Forked> {
         let mut watch = Stopwatch::start(&self.host.clock);
         let names = names_of(&wanted)?;

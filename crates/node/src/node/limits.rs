@@ -34,6 +34,12 @@ const MEMORY_TIME: Duration = Duration::from_secs(600);
 
 impl Node {
     /// Changes a VM's limits; if it runs, they apply at once.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such VM, a limit is not valid for it, there is no room for more memory, or
+    /// its guest or VMM refuses. If only the VMM refuses new rates, they are stored for the next
+    /// start.
     pub async fn change_limits(self: Arc<Self>, wanted: String, limits: Limits) -> Result<Vm> {
         let vm = self.find(&wanted)?;
         check(&vm, &limits)?;

@@ -105,6 +105,10 @@ impl Caller {
     }
 
     /// The same caller, with this priority and wait if they are given.
+    ///
+    /// # Errors
+    ///
+    /// If the wait is longer than a request may wait.
     pub fn with(self, priority: Option<Priority>, wait_s: Option<u32>) -> Result<Caller> {
         let wait = wait_s.map(|wait_s| Duration::from_secs(wait_s.into()));
         if let Some(wait) = wait.filter(|wait| *wait > MAX_WAIT) {
@@ -138,6 +142,10 @@ impl Caller {
 
 /// Runs an operation to its end even if the client leaves, so that a VM does not stay paused. Steps
 /// that have not begun can be skipped: see [`client_gone`].
+///
+/// # Errors
+///
+/// That of the operation, or if it panicked.
 pub async fn run_to_completion<T: Send + 'static>(
     operation: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
@@ -206,6 +214,11 @@ pub(super) struct CapturedVm {
 
 impl Node {
     /// Pauses a VM's vCPUs.
+    ///
+    /// # Errors
+    ///
+    /// If the VM does not run or its VMM refuses, after which it runs on, or its record can't be
+    /// saved.
     pub async fn pause(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
         let one = self.operate_for_client(&vm).await?;
         if one.state == VmState::Paused {
@@ -226,6 +239,10 @@ impl Node {
     }
 
     /// Resumes a VM's vCPUs.
+    ///
+    /// # Errors
+    ///
+    /// If the VM does not run, its VMM refuses, or its record can't be saved.
     pub async fn resume(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
         let one = self.operate_for_client(&vm).await?;
         if one.state != VmState::Paused {

@@ -14,6 +14,10 @@ use tokio::time::timeout;
 impl Node {
     /// Records which thread runs on which CPU for this time, or until [`Node::end_trace`]. If it is
     /// dropped, nothing is left.
+    ///
+    /// # Errors
+    ///
+    /// If a recording is in progress, this is not root, or the kernel's tracing can't be used.
     pub async fn trace_scheduling(&self, time: Duration) -> Result<SchedTrace> {
         let Some(journal) = self.host.scheduler.journal() else {
             return Err(

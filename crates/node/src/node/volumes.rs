@@ -9,6 +9,10 @@ use tokio::task::block_in_place;
 
 impl Node {
     /// All volumes, with the VMs they belong to.
+    ///
+    /// # Errors
+    ///
+    /// If the folder of volumes can't be read.
     pub fn list_volumes(&self) -> Result<Vec<Volume>> {
         let mut volumes = self.volumes.list()?;
         for volume in &mut volumes {
@@ -24,7 +28,11 @@ impl Node {
         vms.iter().map(|vm| vm.name.clone()).collect()
     }
 
-    /// Makes a volume.
+    /// Makes a volume of `wanted.size_mib` MiB.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid or taken, the size is not valid, or there is no disk space.
     pub fn make_volume(&self, name: &str, wanted: &MakeVolume) -> Result<Volume> {
         self.volumes.create(name, wanted.size_mib, wanted.raw)?;
         self.volume_changed(name, Action::Created);
@@ -42,8 +50,13 @@ impl Node {
             .ok_or_else(|| Error::not_found(format!("There is no volume {name}.")))
     }
 
-    /// Changes the size of a volume that no VM uses. Once that has begun, it is done and told also if
-    /// the client leaves.
+    /// Changes the size of a volume that no VM uses, to `size_mib` MiB. Once that has begun, it is
+    /// done and told also if the client leaves.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, a VM uses it or is hibernated with it, the size is not valid, or there is
+    /// no disk space.
     pub async fn resize_volume(
         self: &Arc<Self>,
         name: &str,
@@ -106,6 +119,10 @@ impl Node {
     }
 
     /// Removes a volume.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or it belongs to a VM.
     pub async fn remove_volume(&self, name: &str) -> Result<()> {
         let uses = |vm: &VmHandle| uses_volume(vm, name);
         self.wait_for_removal(uses).await;

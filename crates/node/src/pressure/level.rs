@@ -35,7 +35,7 @@ pub struct Reading {
     pub vms: u64,
     /// How many of them may grow, without the first.
     pub others: u64,
-    /// By how much the first of the growing VMs can still grow, MiB.
+    /// MiB by which the first of the growing VMs can still grow.
     pub first: u64,
     /// Processors that VMs can use at the same time.
     pub processors: u64,

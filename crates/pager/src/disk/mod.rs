@@ -85,6 +85,11 @@ struct Counters {
 
 impl Disk {
     /// Opens the cache in `folder` for the disk in `image`.
+    ///
+    /// # Errors
+    ///
+    /// If the cache can't be read or written, another process fills it, or it is another image's
+    /// and a VM uses it.
     pub fn open(
         name: &str,
         image: Arc<StoredImage>,
@@ -137,6 +142,11 @@ impl Disk {
 
     /// Makes bytes of the disk present in the cache, for a VMM that waits for them, and then starts
     /// readahead. If there is no disk space, a VMM that takes bytes gets them from memory.
+    ///
+    /// # Errors
+    ///
+    /// If [`Disk::check`] refuses the request, a chunk can't be read, or the disk was closed;
+    /// without `takes_bytes` also if the cache can't be written.
     pub fn demand(
         self: &Arc<Disk>,
         io_pool: &IoPool,
@@ -168,7 +178,11 @@ impl Disk {
         outcome
     }
 
-    /// Checks a request, and returns its chunks.
+    /// Checks a request for `length` bytes at `offset`, and returns its chunks.
+    ///
+    /// # Errors
+    ///
+    /// If `length` is not 1 to `REQUEST_BYTES_MAX`, or the bytes are not within the disk.
     pub fn check(&self, offset: u64, length: u64) -> Result<Range<u32>, Unavailable> {
         let end = offset.checked_add(length);
         match end.filter(|end| *end <= self.cache.length()) {
@@ -330,6 +344,10 @@ impl Disk {
     }
 
     /// Syncs and closes the cache, which is not filled any more.
+    ///
+    /// # Errors
+    ///
+    /// If the cache can't be synced.
     pub fn close(&self) -> Result<(), CacheError> {
         self.end();
         self.cache.close()

@@ -37,7 +37,7 @@ pub(super) struct Unwritten {
     pub first: u32,
     /// Bytes.
     pub length: usize,
-    /// Why not.
+    /// The cause.
     pub error: CacheError,
 }
 

@@ -30,6 +30,10 @@ pub struct Helpers(pub(super) Mutex<OwnedFd>);
 pub struct Broker(OwnedFd);
 
 /// Both ends.
+///
+/// # Errors
+///
+/// If `socketpair` fails.
 pub fn pair() -> io::Result<(Helpers, Broker)> {
     let (here, there) = socketpair(
         AddressFamily::UNIX,
@@ -61,6 +65,10 @@ impl RunHelper for Helpers {
 
 impl Broker {
     /// Runs helpers until the confined process has ended; returns its status.
+    ///
+    /// # Errors
+    ///
+    /// If `poll` fails, or the status can't be read.
     pub fn serve(self, confined: Child) -> io::Result<ExitStatus> {
         let mut running: Vec<Child> = Vec::new();
         loop {

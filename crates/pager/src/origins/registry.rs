@@ -96,6 +96,11 @@ fn options(described: &RegistryOrigin) -> ClientOptions {
 impl RegistryFile {
     /// Reads these bytes of the file, and those around them by which they are verified, unless the
     /// read is cancelled. Returns the memory, and the offset of the first requested byte in it.
+    ///
+    /// # Errors
+    ///
+    /// If the artifact can't be opened, its file is shorter, the bytes do not arrive in time or do
+    /// not match their hashes, the read is cancelled, or there is no memory.
     pub fn fetch(
         &self,
         range: Range<u64>,
@@ -124,6 +129,10 @@ impl RegistryFile {
 }
 
 /// Memory for bytes that are read.
+///
+/// # Errors
+///
+/// If the kernel has none.
 pub fn new_memory(bytes: u64) -> Result<Unsealed, OriginError> {
     Unsealed::new("jiffy origin", bytes as usize)
         .map_err(|error| OriginError::transient(format!("there is no memory for it: {error}")))

@@ -35,6 +35,11 @@ const RESTART_DELAY: Duration = Duration::from_millis(100);
 
 /// Serves the channel until the pager closes it. A child process does the work and is restarted
 /// when it dies: a crash loses its current requests, but no VM.
+///
+/// # Errors
+///
+/// If this process can't be hardened, no socket can be made, or its child can't be waited for; in
+/// the child, if it can't be confined.
 pub fn run(channel: OwnedFd) -> io::Result<()> {
     confine::harden().map_err(|error| io::Error::other(causes::sentence(&error)))?;
     let channel = UnixStream::from(channel);

@@ -13,6 +13,10 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 /// The outcome of a request for `length` bytes that is answered with `sent` and this memory.
+///
+/// # Errors
+///
+/// If the sockets can't be made or written to; the inner result is the reader's.
 pub fn answer(
     sent: &[u8],
     memory: Option<&File>,

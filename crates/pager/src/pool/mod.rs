@@ -81,6 +81,10 @@ enum Deferred {
 
 impl Pool {
     /// Starts the workers. They are ready when this returns.
+    ///
+    /// # Errors
+    ///
+    /// If epoll or an eventfd can't be made, or a thread can't be started.
     pub fn start(settings: Settings, io_pool: Arc<IoPool>) -> io::Result<Pool> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -122,6 +126,10 @@ impl Pool {
     }
 
     /// Begins to serve this VM.
+    ///
+    /// # Errors
+    ///
+    /// If epoll refuses its userfaultfd.
     pub fn attach(&self, vm: Arc<Vm>) -> io::Result<()> {
         let token = vm.token();
         assert_ne!(token, WAKE, "a VM's token is not 0");

@@ -48,7 +48,7 @@ pub enum ReplayError {
     Recording {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -76,7 +76,7 @@ pub enum ReplayError {
     Write {
         /// The strategy.
         name: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -85,7 +85,7 @@ pub enum ReplayError {
     Run {
         /// The strategy.
         name: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -102,6 +102,11 @@ pub(crate) struct Touches {
 }
 
 /// Runs all strategies; calls `progress` with the name of each before its run.
+///
+/// # Errors
+///
+/// If the recording is not valid or of another image, the image can't be read, or a strategy's file
+/// can't be written or a strategy can't be run.
 pub fn replay(options: &Options, mut progress: impl FnMut(&str)) -> Result<Report, ReplayError> {
     let image = StoredImage::open(&options.image)?;
     let touches = touches(options, image.reader())?;

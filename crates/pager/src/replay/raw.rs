@@ -13,6 +13,11 @@ pub(super) struct RawImage {
 }
 
 impl RawImage {
+    /// Opens a file of bytes that are stored as they are, as chunks of `chunk_size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be opened.
     pub fn open(path: &Path, chunk_size: usize) -> Result<RawImage, Unreadable> {
         let opened = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
         let (size, file) = opened.map_err(|error| Unreadable(error.to_string()))?;

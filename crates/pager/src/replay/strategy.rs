@@ -236,6 +236,11 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
+    /// Opens it as an image.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be opened, or is no image.
     pub fn open(&self) -> Result<Arc<dyn ChunkImage>, Unreadable> {
         Ok(match self.form {
             Form::Sparse => Arc::new(RawImage::open(&self.path, self.chunk_size)?),
@@ -244,12 +249,20 @@ impl Prepared {
     }
 
     /// Bytes on the disk.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be opened.
     pub fn file_bytes(&self) -> io::Result<u64> {
         use std::os::unix::fs::MetadataExt;
         Ok(File::open(&self.path)?.metadata()?.blocks() * 512)
     }
 
     /// Removes its pages from the page cache.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be opened or synced, or `fadvise` fails.
     pub fn evict(&self) -> io::Result<()> {
         let file = File::open(&self.path)?;
         file.sync_all()?;
@@ -257,6 +270,10 @@ impl Prepared {
     }
 
     /// Reads all of it into the page cache.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read.
     pub fn warm(&self) -> io::Result<()> {
         let mut file = File::open(&self.path)?;
         let mut buffer = vec![0; 1 << 20];

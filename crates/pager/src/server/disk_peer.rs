@@ -124,7 +124,11 @@ impl DiskPeer {
         self.answers.state().flush(&self.answers.stream).is_ok()
     }
 
-    /// The next line. `Err` if the VMM violates the protocol.
+    /// The next line; `None` if no whole one has arrived, or too many requests are in flight.
+    ///
+    /// # Errors
+    ///
+    /// If the VMM violates the protocol: the line is too long or no request.
     pub fn next_line(&mut self) -> Result<Option<Line>, String> {
         if self.answers.state().pending >= MAX_PENDING {
             return Ok(None);

@@ -30,11 +30,19 @@ impl Images {
     }
 
     /// Sets the origins of an image, whether it is open or not.
+    ///
+    /// # Errors
+    ///
+    /// If the image's file can't be found.
     pub fn set_origins(&self, path: &Path, described: Vec<Origin>) -> Result<(), String> {
         self.known().set_origins(path, described)
     }
 
     /// Opens an image, once for all its users.
+    ///
+    /// # Errors
+    ///
+    /// If the image or a parent can't be opened.
     pub fn open(&self, path: &Path) -> Result<Arc<StoredImage>, String> {
         self.known().open(path)
     }

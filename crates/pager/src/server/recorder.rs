@@ -23,6 +23,11 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
+    /// Starts the thread that writes recordings.
+    ///
+    /// # Errors
+    ///
+    /// If the thread can't be started.
     pub fn start(notifier: Notifier) -> io::Result<Recorder> {
         let (orders, incoming) = mpsc::channel::<Order>();
         let thread = thread::Builder::new()

@@ -107,6 +107,10 @@ pub(super) enum PeerEvent {
 
 impl Served {
     /// Listens on the socket of `request`, which is a `Serve`.
+    ///
+    /// # Errors
+    ///
+    /// If the socket can't be listened on, or `request` is another one.
     pub fn new(request: PagerRequest, image: Arc<StoredImage>) -> Result<Served, String> {
         let PagerRequest::Serve {
             name,
@@ -483,8 +487,12 @@ impl Handshake {
         }
     }
 
-    /// Reads a question, or the mappings once all of them have arrived. An error ends the
-    /// connection.
+    /// Reads a question, or the mappings once all of them have arrived.
+    ///
+    /// # Errors
+    ///
+    /// If the VMM hangs up or violates the protocol, or the socket can't be read. The connection
+    /// ends then.
     pub fn receive(&mut self) -> Result<Received, String> {
         let mut buffer = [0; 4096];
         let bytes = match recv_with_fds(&self.stream, &mut buffer, &mut self.fds) {

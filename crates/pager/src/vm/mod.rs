@@ -92,6 +92,10 @@ pub struct Fault {
 impl Vm {
     /// Prepares the service, and wakes all threads that wait: a predecessor may have read the
     /// events of their faults.
+    ///
+    /// # Errors
+    ///
+    /// If the userfaultfd can't wake the threads of a region.
     pub fn new(parts: VmParts) -> io::Result<Vm> {
         for region in parts.layout.regions() {
             parts.uffd.wake(region.address, region.size)?;

@@ -38,6 +38,10 @@ impl Removed {
 
     /// Continues with the file at `path` if it was written for this process and these mappings;
     /// otherwise begins a new one.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be removed, created or written.
     pub fn open(layout: &Layout, path: &Path, owner: &Owner) -> io::Result<Removed> {
         let header = owner.header(layout);
         let mut removed = Removed::new(layout);

@@ -71,6 +71,10 @@ impl Blocks {
 
     /// Verifies whole blocks that begin at byte `start` of the file. Returns the number of the
     /// first block with a wrong hash. `fetch` gets the hashes if they are not cached.
+    ///
+    /// # Errors
+    ///
+    /// If `fetch` fails.
     pub fn first_wrong(
         &self,
         start: u64,

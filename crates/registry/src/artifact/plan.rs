@@ -117,8 +117,12 @@ impl FileToPush {
 
 impl Artifact {
     /// Divides the files into packs and hashes them. The same type, configuration, annotations and
-    /// files give the same artifact, byte for byte. An error if a name, a role or the
-    /// configuration's size is not valid, or if a file can't be read.
+    /// files give the same artifact, byte for byte.
+    ///
+    /// # Errors
+    ///
+    /// If a name, a role, the order of the cuts or the configuration's size is not valid, the packs
+    /// do not fit into one manifest, a file can't be read, or `progress` is cancelled.
     pub fn plan(
         artifact_type: &str,
         config: Config,

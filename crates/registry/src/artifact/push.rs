@@ -26,6 +26,11 @@ impl Artifact {
     /// Uploads the artifact to the reference's repository and tag. The manifest is put last, so
     /// nobody sees an incomplete artifact. What has to be copied from another registry is held in
     /// unnamed files in `scratch` meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If a file can't be read or a pack copied, the registry can't be reached or refuses, or
+    /// `progress` is cancelled.
     pub fn push(
         &self,
         client: &Client,

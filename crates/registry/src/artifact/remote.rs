@@ -60,14 +60,22 @@ impl RemoteArtifact {
             if type_of(manifest).starts_with("application/vnd.jiffy."))
     }
 
-    /// Fetches the manifest and configuration. An error if it is not an artifact of Jiffy, or if
-    /// its packs have gaps, overlap or have invalid names.
+    /// Fetches the manifest and configuration.
+    ///
+    /// # Errors
+    ///
+    /// If [`Client::manifest`] fails, or as for [`of`](Self::of).
     pub fn open(client: &Client, reference: &Reference, progress: &dyn Progress) -> Result<Self> {
         let fetched = client.manifest(reference, progress)?;
         Self::of(client, reference, fetched, progress)
     }
 
     /// Like [`open`](Self::open), with a manifest that was already fetched by the reference.
+    ///
+    /// # Errors
+    ///
+    /// If it is not an artifact of Jiffy, its packs have gaps, overlap or have invalid names, or
+    /// the configuration can't be fetched or has more than 4 MiB.
     pub fn of(
         client: &Client,
         reference: &Reference,
@@ -138,6 +146,10 @@ impl RemoteArtifact {
     }
 
     /// Fetches all files into an existing folder; each appears under its name when it is whole.
+    ///
+    /// # Errors
+    ///
+    /// As for [`RemoteFile::fetch`].
     pub fn fetch_all(&self, folder: &Path, progress: &dyn Progress) -> Result<()> {
         for file in &self.files {
             file.fetch(folder, progress)?;
@@ -272,6 +284,10 @@ impl RemoteFile {
 
     /// Whether a local file is as long as this one and has the same packs with this role at the
     /// same offsets, by their SHA-256.
+    ///
+    /// # Errors
+    ///
+    /// If the local file can't be opened, or `progress` is cancelled.
     pub fn has_same(&self, role: &str, path: &Path, progress: &dyn Progress) -> Result<bool> {
         let failed = |error| RegistryError::file("read", path, error);
         let file = File::open(path).map_err(failed)?;
@@ -294,8 +310,8 @@ impl RemoteFile {
         Ok(true)
     }
 
-    /// The range of the packs with this role; `None` if there are none, or if other packs lie
-    /// between them.
+    /// The range, in bytes, of the packs with this role; `None` if there are none, or if other
+    /// packs lie between them.
     pub fn range_of(&self, role: &str) -> Option<Range<u64>> {
         let first = self.packs.iter().position(|pack| pack.role == role)?;
         let run = self.packs[first..]
@@ -308,6 +324,10 @@ impl RemoteFile {
     }
 
     /// Reads a range of the file, across packs, as [`RemoteFile::read_into`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`RemoteFile::read_into`].
     pub fn read(&self, range: Range<u64>, progress: &dyn Progress) -> Result<Vec<u8>> {
         let around = self.verifiable(&range)?;
         let mut bytes = vec![0; (around.end - around.start) as usize];
@@ -319,6 +339,10 @@ impl RemoteFile {
 
     /// Extends a range to the nearest one that [`RemoteFile::read_into`] reads: to whole blocks,
     /// unless it consists of whole packs or the file has no block hashes.
+    ///
+    /// # Errors
+    ///
+    /// If the range is not within the file.
     pub fn verifiable(&self, range: &Range<u64>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > self.size {
             return Err(RegistryError::damaged(
@@ -340,7 +364,14 @@ impl RemoteFile {
     /// digest covers: whole packs by their SHA-256, parts of packs by whole blocks. If a file has
     /// no block hashes, whole packs are read.
     ///
+    /// # Errors
+    ///
+    /// If the range is not within the file, the registry can't be reached or refuses, bytes do not
+    /// match their hash, a pack without block hashes is too large to be read whole, or `progress`
+    /// is cancelled.
+    ///
     /// # Panics
+    ///
     /// If the memory or the range has another length.
     pub fn read_into(
         &self,
@@ -461,6 +492,11 @@ impl RemoteFile {
     /// Fetches the file into `folder` under its name and returns its path. The file is verified,
     /// synced and renamed. Continues from `.NAME.partial` of an interrupted fetch; waits for
     /// another process that fetches the same file.
+    ///
+    /// # Errors
+    ///
+    /// If the registry can't be reached or refuses, a pack is damaged, a file can't be locked,
+    /// written or renamed, or `progress` is cancelled.
     pub fn fetch(&self, folder: &Path, progress: &dyn Progress) -> Result<PathBuf> {
         let path = folder.join(&self.name);
         if self.is_whole(&path, progress)? {

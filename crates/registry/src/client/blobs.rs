@@ -53,8 +53,11 @@ struct Wanted<'a> {
 }
 
 impl Client {
-    /// A whole blob in memory, such as a configuration. An error if it is larger than `limit`
-    /// bytes.
+    /// A whole blob in memory, such as a configuration, of at most `limit` bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the blob is larger than `limit`, or [`blob`](Self::blob) fails.
     pub fn small_blob(
         &self,
         repository: &Reference,
@@ -74,8 +77,13 @@ impl Client {
     }
 
     /// Streams a blob into `sink`. A broken connection is resumed where it broke. `sink` never gets
-    /// more bytes than the blob's size, but it may have got wrong bytes if this fails: the digest
-    /// was checked only on success.
+    /// more bytes than the blob's size.
+    ///
+    /// # Errors
+    ///
+    /// If the registry can't be reached or refuses, the blob has another size or digest, `sink`
+    /// fails, or `progress` is cancelled. `sink` may then have got wrong bytes, because the digest
+    /// is checked at the end.
     pub fn blob(
         &self,
         repository: &Reference,
@@ -88,6 +96,10 @@ impl Client {
 
     /// Completes a file that may contain the beginning of a blob. If the result is wrong and a part
     /// of it was present before, the whole blob is fetched again, once. Does not sync.
+    ///
+    /// # Errors
+    ///
+    /// As for [`blob`](Self::blob), or if the file can't be read or truncated.
     pub fn blob_to_file(
         &self,
         repository: &Reference,
@@ -162,8 +174,13 @@ impl Client {
         check_digest(&what, blob, hasher.finish())
     }
 
-    /// Some bytes of a blob, in one ranged read. **Not verified**: a part of a blob has no
-    /// digest, so the caller must have a checksum of its own.
+    /// Some bytes of a blob (`range`, in bytes), in one ranged read. **Not verified**: a part of a
+    /// blob has no digest, so the caller must have a checksum of its own.
+    ///
+    /// # Errors
+    ///
+    /// If the range is not within the blob, the registry can't be reached or refuses, or `progress`
+    /// is cancelled.
     pub fn blob_range(
         &self,
         repository: &Reference,

@@ -49,6 +49,11 @@ pub struct Image {
 
 impl Client {
     /// The manifest or index that a reference names.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such manifest, the registry can't be reached or refuses, or the bytes are
+    /// over 4 MiB, have another digest, or are neither an image nor an index.
     pub fn manifest(&self, reference: &Reference, progress: &dyn Progress) -> Result<Fetched> {
         let what = format!("manifest {reference}");
         let (bytes, media_type) = self.inner.retrier(&what, progress).run(|| {
@@ -85,6 +90,11 @@ impl Client {
 
     /// The current digest of the manifest or index that a reference names, without fetching it if
     /// the registry sends the digest in a header; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If the registry can't be reached or refuses, or its header is not a digest; without a
+    /// header, as for [`manifest`](Self::manifest).
     pub fn digest(&self, reference: &Reference, progress: &dyn Progress) -> Result<Option<Digest>> {
         let what = format!("manifest {reference}");
         let head = self.inner.retrier(&what, progress).run(|| {
@@ -105,6 +115,11 @@ impl Client {
     }
 
     /// The image that a reference names; from an index, the image for `platform`.
+    ///
+    /// # Errors
+    ///
+    /// If [`manifest`](Self::manifest) fails, or the index has no image for the platform or names
+    /// an index.
     pub fn image(
         &self,
         reference: &Reference,
@@ -116,6 +131,11 @@ impl Client {
     }
 
     /// The same, of a manifest or index that was fetched by the reference.
+    ///
+    /// # Errors
+    ///
+    /// If the index has no image for the platform or names an index, or
+    /// [`manifest`](Self::manifest) fails.
     pub fn image_of(
         &self,
         reference: &Reference,
@@ -160,6 +180,11 @@ impl Client {
     }
 
     /// The tags of a repository, as the registry orders them; at most 100,000.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such repository, the registry can't be reached or refuses, or its answer is
+    /// not a list or continues on another host.
     pub fn tags(&self, repository: &Reference, progress: &dyn Progress) -> Result<Vec<String>> {
         #[derive(serde::Deserialize)]
         struct Page {
@@ -221,6 +246,10 @@ impl Client {
     /// The manifests that refer to the one with this digest: its referrers (OCI distribution
     /// specification 1.1, "Listing Referrers"), or the entries of the referrers tag if the registry
     /// does not support the API. At most one page.
+    ///
+    /// # Errors
+    ///
+    /// If the registry can't be reached, or its answer, or what the tag names, is not an index.
     pub fn referrers(
         &self,
         repository: &Reference,

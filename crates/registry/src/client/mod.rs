@@ -44,6 +44,10 @@ pub struct Client {
 impl Client {
     /// A client with these options. Reads the files of certificates; connects to
     /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// If a file of certificates can't be read or has none, or the user agent is not valid.
     pub fn new(options: ClientOptions) -> Result<Self> {
         Ok(Self {
             inner: Arc::new(exchange::Exchange::new(options)?),

@@ -33,6 +33,10 @@ enum Opened {
 
 impl Client {
     /// Whether a repository has a blob.
+    ///
+    /// # Errors
+    ///
+    /// If the registry can't be reached or refuses.
     pub fn has_blob(
         &self,
         repository: &Reference,
@@ -67,6 +71,11 @@ impl Client {
     ///
     /// The bytes are sent in one request. If the connection breaks, they are sent again from the
     /// start, so blobs should not be too large to be sent twice.
+    ///
+    /// # Errors
+    ///
+    /// If the registry can't be reached or refuses, its upload address is not acceptable, `source`
+    /// can't be read, or `progress` is cancelled.
     pub fn upload_blob(
         &self,
         repository: &Reference,
@@ -216,6 +225,11 @@ impl Client {
 
     /// Puts a manifest under the reference's tag, or under its digest if it has no tag. Everything
     /// that the manifest names must exist.
+    ///
+    /// # Errors
+    ///
+    /// If it has more than 4 MiB, or another digest than the reference or the registry's answer, or
+    /// the registry can't be reached or refuses.
     pub fn put_manifest(
         &self,
         reference: &Reference,

@@ -36,11 +36,19 @@ pub struct HelperOutput {
 /// Runs credential helpers, for a process that can't execute programs itself.
 pub trait RunHelper: fmt::Debug + Send + Sync {
     /// As [`run_helper`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`run_helper`].
     fn run(&self, name: &str, registry: &str) -> Result<HelperOutput, String>;
 }
 
-/// Runs `docker-credential-NAME get` for a registry, within 30 s. An error says why there is no
-/// answer, such as "docker-credential-pass: can't be started: …".
+/// Runs `docker-credential-NAME get` for a registry, within 30 s.
+///
+/// # Errors
+///
+/// If `name` is not valid, or the helper can't be started or gives no answer within 30 s; the text
+/// says why, such as "docker-credential-pass: can't be started: …".
 pub fn run_helper(name: &str, registry: &str) -> Result<HelperOutput, String> {
     let valid = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     if !name.bytes().all(valid) {

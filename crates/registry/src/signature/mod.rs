@@ -76,6 +76,10 @@ impl fmt::Debug for PrivateKey {
 impl PublicKey {
     /// Reads a `PUBLIC KEY` in PEM, as `cosign generate-key-pair` and `openssl pkey -pubout` write
     /// it. It must be ECDSA on P-256.
+    ///
+    /// # Errors
+    ///
+    /// If there is no `PUBLIC KEY` in PEM, or it is another kind of key.
     pub fn from_pem(pem: &[u8]) -> Result<Self> {
         let key = SubjectPublicKeyInfoDer::from_pem_slice(pem)
             .map_err(|_| RegistryError::Key("it contains no PUBLIC KEY in PEM".to_owned()))?;
@@ -103,6 +107,10 @@ impl PublicKey {
 impl PrivateKey {
     /// Reads an unencrypted `PRIVATE KEY` in PEM (PKCS #8), as `openssl genpkey -algorithm EC
     /// -pkeyopt ec_paramgen_curve:P-256` writes it.
+    ///
+    /// # Errors
+    ///
+    /// If there is no unencrypted `PRIVATE KEY` in PEM, or it is not ECDSA on P-256.
     pub fn from_pem(pem: &[u8]) -> Result<Self> {
         let key = PrivatePkcs8KeyDer::from_pem_slice(pem).map_err(|_| {
             let why = "it contains no PRIVATE KEY in PEM; encrypted keys are not supported";
@@ -129,6 +137,11 @@ impl PrivateKey {
 
 /// Checks that the key signed the manifest with this digest. One valid signature is enough; other
 /// signatures do not matter.
+///
+/// # Errors
+///
+/// `Unsigned` if no signature is valid. Otherwise if the signatures can't be fetched or are
+/// damaged.
 pub fn verify(
     client: &Client,
     repository: &Reference,
@@ -202,6 +215,11 @@ impl fmt::Display for Found {
 
 /// Signs the manifest with this digest and keeps other signatures. Does nothing if the key has
 /// signed it already.
+///
+/// # Errors
+///
+/// If the other signatures can't be fetched or are damaged, the key can't sign, or the registry
+/// refuses the upload.
 pub fn sign(
     client: &Client,
     repository: &Reference,

@@ -114,7 +114,7 @@ pub fn checksum(from_superblock: &[u8]) -> u32 {
     !crc_fast::crc32_iscsi(from_superblock)
 }
 
-/// Offset of the checksum in the superblock.
+/// Offset of the checksum in the superblock, bytes.
 pub const CHECKSUM_AT: usize = 4;
 
 /// Encodes a directory entry without its name.

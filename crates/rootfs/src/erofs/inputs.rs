@@ -11,9 +11,17 @@ use thiserror::Error;
 
 /// Random access to bytes: a file, or an image that is only partly local.
 pub trait ReadAt: Send + Sync {
-    /// Fills `buffer` with the bytes at `at`.
+    /// Fills `buffer` with the bytes from offset `at` on, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// If not all of these bytes can be read.
     fn read_exact_at(&self, buffer: &mut [u8], at: u64) -> io::Result<()>;
     /// Size, bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the size is not known, such as when `fstat` fails.
     fn size(&self) -> io::Result<u64>;
 }
 
@@ -152,6 +160,10 @@ pub(crate) struct Opened<'a> {
 impl Opened<'_> {
     /// Passes the bytes of a range to `out` in order: data by way of `buffer`, holes as a count of
     /// zeros.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes can't be read, the file was changed since it was found, or `out` fails.
     pub fn copy<E: From<InputError>>(
         &self,
         range: std::ops::Range<u64>,

@@ -90,6 +90,11 @@ pub struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// Plans an image of `tree` with at most `limit` bytes, appended to `parent` if there is one.
+    ///
+    /// # Errors
+    ///
+    /// If the image would have more than `limit` bytes, a file is too large for EROFS, or the
+    /// root's attributes do not fit into the parent's first block.
     pub fn new(tree: &'a Tree, parent: Option<Parent>, limit: u64) -> Result<Plan<'a>, PlanError> {
         let nodes = tree.nodes().len();
         let order = depth_first(tree);

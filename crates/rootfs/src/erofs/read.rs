@@ -54,6 +54,10 @@ pub struct Readable {
 
 impl Readable {
     /// Opens an image and checks its superblock.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be read, is not an image as Jiffy writes it, or its superblock is damaged.
     pub fn open(image: Arc<dyn ReadAt>) -> Result<Readable, ReadError> {
         let size = image.size()?;
         if size < BLOCK_SIZE {
@@ -113,8 +117,11 @@ impl Readable {
     }
 
     /// Reads names and attributes into a tree; contents stay in the image ([`Input::Parent`]).
-    /// Fails if there are more than `max_entries` entries, or if their names and attributes take
-    /// more than `max_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// If there are more than `max_entries` entries, their names and attributes take more than
+    /// `max_bytes`, or the image can't be read or is damaged.
     pub fn tree(&self, max_entries: u64, max_bytes: u64) -> Result<Tree, ReadError> {
         let mut tree = Tree::new(max_entries, max_bytes);
         let mut known = HashMap::new();

@@ -35,6 +35,10 @@ pub enum WriteError {
 /// Writes the planned image into `image`: all of it, or for a child block 0 and everything behind
 /// the parent. With `hashed`, returns the BLAKE3 of a whole image, `None` for a child. `watch` is
 /// called with the number of bytes written.
+///
+/// # Errors
+///
+/// If contents can't be read, the image can't be written, or `watch` cancels it.
 pub fn write(
     plan: &Plan<'_>,
     inputs: &Inputs,

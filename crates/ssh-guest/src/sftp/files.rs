@@ -56,7 +56,12 @@ enum Handle {
 type Result = std::result::Result<Answer, Failed>;
 
 impl Files {
-    /// Performs a request.
+    /// Performs a request. `kind` is its type, `fields` what follows its id.
+    ///
+    /// # Errors
+    ///
+    /// If the request is malformed or of an unknown type, names a handle that is not open, or a
+    /// system call fails; the error becomes the answer.
     pub fn perform(&mut self, kind: u8, id: u32, fields: &mut Fields) -> Result {
         match kind {
             kind::OPEN => self.open(id, fields),

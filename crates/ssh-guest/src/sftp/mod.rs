@@ -18,6 +18,10 @@ use packet::{Answer, Fields, MAX_REQUEST, VERSION, kind};
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 
 /// Serves a client until it closes its end.
+///
+/// # Errors
+///
+/// If `input` or `output` fails, a request is cut short, or its length is 0 or too large.
 pub fn serve(input: impl Read, mut output: impl Write) -> io::Result<()> {
     let mut input = BufReader::with_capacity(64 * 1024, input);
     let mut files = Files::default();

@@ -180,7 +180,7 @@ impl<'a> Fields<'a> {
 pub struct Attributes {
     /// Size in bytes.
     pub size: Option<u64>,
-    /// User and group.
+    /// User id and group id.
     pub owner: Option<(u32, u32)>,
     /// Type and permission bits.
     pub mode: Option<u32>,

@@ -30,6 +30,11 @@ enum Started {
 
 impl Guest {
     /// Wakes the VM if it is hibernated, and copies `program` into it if it is missing there.
+    ///
+    /// # Errors
+    ///
+    /// If `program` can't be read, the VM can't be used, or the program can't be copied or does not
+    /// run there.
     pub async fn prepare(client: Client, vm: Vm, program: &Path, time: WaitTime) -> Result<Guest> {
         let contents = std::fs::read(program).map_err(|error| {
             Failure::new(format!(
@@ -72,6 +77,10 @@ impl Guest {
     }
 
     /// Starts a command in the VM.
+    ///
+    /// # Errors
+    ///
+    /// If the node can't be reached, or refuses the request.
     pub async fn exec(&self, command: &Command) -> Result<Upgraded> {
         let path = vm_path(&self.vm.id, &format!("/exec{}", self.time.query()));
         self.client.upgrade(&path, Some(command)).await

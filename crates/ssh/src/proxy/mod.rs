@@ -33,6 +33,11 @@ use std::sync::Arc;
 use tokio::net::unix::pipe;
 
 /// Prints the VM's host key as a line of known_hosts for this host name.
+///
+/// # Errors
+///
+/// If there is no such VM, its key can't be derived (see [`Keys::host`]), or stdout can't be
+/// written.
 pub async fn known_hosts(context: &Context, options: SshProxy, host: String) -> Result<Outcome> {
     let vm = find(&context.client()?, &options.vm).await?;
     let key = Keys::below(context.folders.data()?).host(&vm.id)?;
@@ -41,6 +46,11 @@ pub async fn known_hosts(context: &Context, options: SshProxy, host: String) -> 
 }
 
 /// Serves SSH until the client disconnects.
+///
+/// # Errors
+///
+/// If stdin is a terminal, there is no such VM, the keys can't be read or created, jiffy-ssh-guest
+/// can't be copied into the VM or run there, or the SSH connection fails.
 pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
     if std::io::stdin().is_terminal() {
         return Err(

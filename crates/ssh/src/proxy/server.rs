@@ -18,6 +18,10 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Serves a connection until the client disconnects.
+///
+/// # Errors
+///
+/// If the connection ends for another reason than that the client disconnects.
 pub async fn run(
     transport: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     host_key: PrivateKey,

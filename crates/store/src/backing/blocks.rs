@@ -26,6 +26,10 @@ pub struct BlockTable {
 
 impl BlockTable {
     /// Reads all of a file, which must have less than 16 TiB.
+    ///
+    /// # Errors
+    ///
+    /// If the file has 16 TiB or more, or can't be read.
     pub fn of(file: &File) -> io::Result<BlockTable> {
         let blocks = file.metadata()?.len() / BACKING_BLOCK;
         if u32::try_from(blocks).is_err() {

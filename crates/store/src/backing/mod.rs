@@ -49,6 +49,10 @@ impl Backing {
     }
 
     /// Looks for chunks in the file at this path, which is read twice for that.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be opened or read, or has 16 TiB or more.
     pub fn open(path: &Path) -> io::Result<Backing> {
         let file = File::open(path)?;
         let name = path.file_name().unwrap_or_default();

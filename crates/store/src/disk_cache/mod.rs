@@ -85,6 +85,11 @@ pub struct DiskCache {
 impl DiskCache {
     /// Opens the cache in `folder`, and creates it if it is missing. Contents of another image are
     /// dropped, unless a VM uses them. Zero chunks are present from the beginning.
+    ///
+    /// # Errors
+    ///
+    /// If another process fills the cache, a VM reads it with another image, the image's table of
+    /// chunks can't be read, or the folder or its files can't be created, read or written.
     pub fn open(folder: &Path, image: &ImageReader) -> Result<DiskCache, CacheError> {
         for _ in 0..MAX_TRIES {
             let cache = DiskCache::try_open(folder, image)?;
@@ -208,6 +213,10 @@ impl DiskCache {
     }
 
     /// Writes whole consecutive chunks, and then marks them as present.
+    ///
+    /// # Errors
+    ///
+    /// If the cache is closed, or its files can't be written.
     pub fn put(&self, first: u32, bytes: &[u8]) -> Result<(), CacheError> {
         let closed = read(&self.closed);
         if *closed {
@@ -225,6 +234,10 @@ impl DiskCache {
 
     /// Reads a chunk; `bytes` must be one chunk long, and the last chunk is padded. False if the
     /// chunk is not present.
+    ///
+    /// # Errors
+    ///
+    /// If the contents can't be read.
     pub fn read(&self, chunk: u32, bytes: &mut [u8]) -> io::Result<bool> {
         let start = u64::from(chunk);
         let place = self.sparse.bytes_of(&(start..start + 1));
@@ -236,6 +249,10 @@ impl DiskCache {
     /// Syncs the contents and marks the cache as closed, so that they survive a loss of power. No
     /// chunks can be written from then on, and others may open the cache although this value is not
     /// dropped yet.
+    ///
+    /// # Errors
+    ///
+    /// If the contents or the map can't be synced. The cache is closed nevertheless.
     pub fn close(&self) -> Result<(), CacheError> {
         let mut closed = write(&self.closed);
         if *closed {
@@ -282,6 +299,10 @@ pub fn is_full(folder: &Path) -> bool {
 
 /// Removes a cache that is not in use. Returns the bytes that were freed; `None` if it is in use,
 /// or is not a cache.
+///
+/// # Errors
+///
+/// If a file can't be opened, locked or removed.
 pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
     let contents = match File::open(folder.join(CONTENTS)) {
         Ok(file) => file,
@@ -406,6 +427,10 @@ fn boot_id() -> io::Result<[u8; 16]> {
 }
 
 /// The id of the image that a cache is of, for messages.
+///
+/// # Errors
+///
+/// If the map can't be opened or read, or is not valid.
 pub fn image_of(folder: &Path) -> io::Result<ImageId> {
     let file = File::open(folder.join(PRESENT))?;
     let mut head = [0; MAP_HEADER];

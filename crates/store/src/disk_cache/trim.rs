@@ -35,6 +35,10 @@ pub enum Parts {
 /// No process may have the cache open meanwhile, because a VMM does not check a bit again after it
 /// has seen it set. VMMs hold a shared lock on the file as long as they live, so an exclusive lock
 /// is enough.
+///
+/// # Errors
+///
+/// If the cache's files can't be opened, locked, read or removed, or the bytes can't be dropped.
 pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result<Option<u64>> {
     let file = OpenOptions::new()
         .read(true)

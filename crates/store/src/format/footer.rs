@@ -86,6 +86,11 @@ impl Footer {
 
     /// Decodes the footer of a file of `length` bytes with that header, and checks that every
     /// offset is within the file.
+    ///
+    /// # Errors
+    ///
+    /// If the magic, version or checksum is wrong, a field contradicts the format or the header, or
+    /// a section has a wrong length or place.
     pub fn decode(bytes: &[u8; BYTES], length: u64, header: &Header) -> Result<Footer, Fault> {
         let offset = length.saturating_sub(BYTES as u64);
         let damaged = |what| Err(Fault::Damaged { offset, what });

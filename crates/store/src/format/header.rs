@@ -29,6 +29,10 @@ impl Header {
     }
 
     /// Decodes a header.
+    ///
+    /// # Errors
+    ///
+    /// If the magic, version or checksum is wrong, or a field contradicts the format.
     pub fn decode(bytes: &[u8; BYTES]) -> Result<Header, Fault> {
         let mut fields = Fields(bytes);
         if fields.array() != MAGIC {

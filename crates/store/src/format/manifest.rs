@@ -125,7 +125,7 @@ impl Entry {
 pub struct Limits {
     /// Bytes of a chunk.
     pub chunk_size: u32,
-    /// The range of the file that holds chunks.
+    /// The start and the end of the file's part that holds chunks, bytes.
     pub data: (u64, u64),
     /// The image has a parent.
     pub parent: bool,
@@ -238,7 +238,11 @@ impl Group {
         sum.finalize() as u32
     }
 
-    /// Decodes all of its entries; an error if one of them is not valid.
+    /// Decodes all of its entries.
+    ///
+    /// # Errors
+    ///
+    /// If the group's checksum is wrong, or an entry has an unknown kind or violates `limits`.
     pub fn decode_entries(
         &self,
         number: u32,

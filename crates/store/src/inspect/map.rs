@@ -12,6 +12,10 @@ const ROWS: u32 = 32;
 /// A map of the address space: rows of `width` characters (at least 1), each with its address
 /// first. A character shows the most frequent kind of its chunks, as a capital if at least half of
 /// them are not zero.
+///
+/// # Errors
+///
+/// If the table of chunks can't be read or is damaged.
 pub fn map(image: &ImageReader, width: u32) -> Result<String, ImageError> {
     let width = width.max(1);
     let step = step(image.chunks(), width.saturating_mul(ROWS));

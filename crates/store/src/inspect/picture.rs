@@ -27,6 +27,10 @@ pub fn colour(kind: Kind) -> [u8; 3] {
 /// A picture of the address space, row by row from the top, 512 pixels wide. A chunk is a square of
 /// pixels; in a large image a pixel is several chunks and has the colour of the most frequent kind
 /// that is not zero.
+///
+/// # Errors
+///
+/// If the table of chunks can't be read or is damaged.
 pub fn png(image: &ImageReader) -> Result<Vec<u8>, ImageError> {
     let chunks = image.chunks();
     // The largest squares with which the picture is not higher than wide.

@@ -66,6 +66,10 @@ impl KindSummary {
 
 impl Summary {
     /// Reads the whole table of chunks, but no chunk.
+    ///
+    /// # Errors
+    ///
+    /// If the table of chunks or the working set can't be read or is damaged.
     pub fn of(image: &ImageReader) -> Result<Summary, ImageError> {
         let begun = Instant::now();
         let mut kinds = Kind::ALL.map(|kind| KindSummary {
@@ -127,6 +131,10 @@ impl Summary {
 }
 
 /// Ranges of chunks of one kind, in order.
+///
+/// # Errors
+///
+/// If the table of chunks can't be read or is damaged.
 pub fn ranges(image: &ImageReader) -> Result<Vec<(Range<u32>, Kind)>, ImageError> {
     let mut ranges: Vec<(Range<u32>, Kind)> = Vec::new();
     for index in 0..image.chunks() {

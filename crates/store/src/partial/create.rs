@@ -22,7 +22,13 @@ const FIRST_CHUNK: u64 = 4096;
 
 /// Creates a partial image at `path`: a sparse file as long as the whole image, with its header and
 /// its last bytes, `tail`, which must contain the whole manifest. The manifest is checked against
-/// `id`, which must come from a trusted source. On an error no files are left behind.
+/// `id`, which must come from a trusted source.
+///
+/// # Errors
+///
+/// If `tail` is not the end of an image of this id and length, lacks a part of the manifest, or
+/// names a backing file; if `path` exists, its map is in use, or a file can't be written. No files
+/// are left behind.
 pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), WriteError> {
     let failed = |fault: Fault| WriteError::Image(ImageError::new(path, fault));
     let (header, footer) = read_ends(length, tail).map_err(failed)?;
@@ -122,6 +128,11 @@ fn read_ends(length: u64, tail: &[u8]) -> Result<(Header, Footer), Fault> {
 
 /// Drops all chunks of a partial image that is not open; they are fetched again when they are
 /// read. Returns the bytes that were freed; `None` if it is in use, or not partial.
+///
+/// # Errors
+///
+/// If the files can't be opened, locked or changed. `InvalidData` if the map is not valid, or is
+/// that of another file.
 pub fn shrink(path: &Path) -> io::Result<Option<u64>> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let Some(file) = Locked::try_exclusive(file)? else {

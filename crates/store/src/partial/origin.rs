@@ -19,6 +19,11 @@ pub trait Origin: Send + Sync {
 
     /// Reads exactly these bytes of the image's file. It must not block forever, and must return
     /// soon after `stop` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// If the origin does not give all of the bytes. [`OriginError::again`] says whether a retry
+    /// may succeed.
     fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Bytes, OriginError>;
 
     /// The name of the registry that it waits for, so that a slow registry does not delay reads
@@ -115,6 +120,11 @@ impl PeerFolder {
     }
 
     /// Fills `into` with bytes of the image's file, from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// If the folder lacks the image, has only parts of it or has it packed in another way, or the
+    /// file can't be read.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OriginError> {
         let mut read = || {
             // Does not follow a symbolic link, and does not block on a FIFO.

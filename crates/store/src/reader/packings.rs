@@ -27,8 +27,11 @@ impl Packings {
         others.clone()
     }
 
-    /// Tries one packing after the other, with `None` for the reader's own; returns the first error
-    /// if none succeeds.
+    /// Tries one packing after the other until one succeeds, with `None` for the reader's own.
+    ///
+    /// # Errors
+    ///
+    /// If no packing succeeds: the first error. If `stop` is cancelled: the error of that attempt.
     pub fn try_each<T>(
         &self,
         stop: &Stop,

@@ -11,6 +11,10 @@ use std::sync::Arc;
 pub type Resolve<'a> = dyn Fn(&Path, &ParentRef) -> io::Result<PathBuf> + 'a;
 
 /// The file of that name in the child's folder.
+///
+/// # Errors
+///
+/// Never; [`Resolve`] requires this type.
 pub fn in_folder(child: &Path, parent: &ParentRef) -> io::Result<PathBuf> {
     Ok(child.with_file_name(&parent.name))
 }

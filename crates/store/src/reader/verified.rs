@@ -130,6 +130,10 @@ impl ImageReader {
     }
 
     /// Whether a chunk can be read without asking an origin.
+    ///
+    /// # Errors
+    ///
+    /// If the chunk's place, here or in a parent, can't be read or is damaged.
     pub fn is_local(&self, index: u32) -> Result<bool, ImageError> {
         if self.partial.is_none() && self.parent.is_none() {
             return Ok(true);
@@ -152,6 +156,10 @@ impl ImageReader {
     /// Fetches the chunks' bytes, with a few large reads of an origin at once. They are checked
     /// when they are read. Chunks of parents are not fetched. Up to 4 MiB of what was fetched also
     /// stays in `decoder`.
+    ///
+    /// # Errors
+    ///
+    /// If a chunk's place can't be read, no origin gives its bytes, or they can't be written.
     pub fn fetch_chunks(&self, decoder: &mut Decoder, chunks: &[u32]) -> Result<(), ImageError> {
         let stop = decoder.stop.clone();
         self.packings.try_each(&stop, |packing| {
@@ -170,6 +178,10 @@ impl ImageReader {
     }
 
     /// Fetches these bytes of the file if they are missing.
+    ///
+    /// # Errors
+    ///
+    /// If no origin gives the bytes, or they can't be written.
     pub fn fetch_stored(&self, bytes: &Range<u64>) -> Result<(), ImageError> {
         self.fetch_part(bytes, &Stop::never()).map(drop)
     }
@@ -185,6 +197,10 @@ impl ImageReader {
 
     /// The ranges of the file that have to be fetched for these chunks: in the order of the file,
     /// of at most 4 MiB each, neighbours joined. Empty for a whole image.
+    ///
+    /// # Errors
+    ///
+    /// If a chunk's place can't be read or is damaged.
     pub fn runs_of(&self, chunks: &[u32]) -> Result<Vec<Range<u64>>, ImageError> {
         let Some(partial) = &self.partial else {
             return Ok(Vec::new());
@@ -202,6 +218,11 @@ impl ImageReader {
     /// Fetches all that is missing, checks everything, and makes the file an ordinary image.
     /// Parents are not completed, but must be whole or have origins, since they are read. Does
     /// nothing for a whole image. If it fails, another packing is completed instead.
+    ///
+    /// # Errors
+    ///
+    /// If no packing can be completed: a part is not available or is wrong repeatedly, a parent
+    /// can't be read, or the file can't be synced.
     pub fn complete(&self) -> Result<(), ImageError> {
         self.packings.try_each(&Stop::never(), |packing| {
             let reader = packing.unwrap_or(self);

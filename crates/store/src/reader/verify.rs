@@ -7,7 +7,11 @@ use crate::format::{GROUP, IdHasher, content_hash};
 
 impl ImageReader {
     /// Reads every chunk and checks it against its checksum, its content hash and the image's id;
-    /// checks the backing file against its digest. Returns the first error.
+    /// checks the backing file against its digest.
+    ///
+    /// # Errors
+    ///
+    /// If a part can't be read or is damaged: the first such error.
     pub fn verify(&self) -> Result<(), ImageError> {
         let mut id = IdHasher::new(self.size(), self.chunk_size());
         for first in (0..self.chunks()).step_by(GROUP as usize) {

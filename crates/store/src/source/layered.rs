@@ -27,8 +27,12 @@ struct Segment {
 }
 
 impl LayeredFile {
-    /// `layers` begins with the lowest. An error of kind `InvalidData` if the layout contradicts
-    /// itself, has parts of pages, or does not fit the number of layers.
+    /// `layers` begins with the lowest.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` if the layout contradicts itself, has parts of pages, or does not fit the
+    /// number of layers.
     pub fn new(layers: Vec<File>, layout: &MemoryLayout) -> io::Result<LayeredFile> {
         if layers.len() != layout.covers.len() + 1 {
             return Err(invalid(format!(

@@ -17,9 +17,17 @@ pub trait ChunkSource {
     fn size(&self) -> u64;
 
     /// Fills `buffer` with the bytes from `offset` on. Bytes past the end are zeros.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes can't be read.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 
     /// The ranges that may hold bytes that are not zero: sorted, without overlap.
+    ///
+    /// # Errors
+    ///
+    /// If the source can't say which ranges these are, such as when `lseek` fails.
     fn data_ranges(&self) -> io::Result<Vec<Range<u64>>> {
         let size = self.size();
         Ok((size > 0).then_some(0..size).into_iter().collect())

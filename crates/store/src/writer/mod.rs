@@ -106,6 +106,11 @@ pub struct Written {
 
 /// Writes `source` as an image called `target`: under a temporary name, synced, renamed over an
 /// existing file, and the folder synced. After an error or a crash, `target` is unchanged.
+///
+/// # Errors
+///
+/// If the options contradict the format, the source or the parent can't be read, a chunk can't be
+/// compressed, or the file can't be written.
 pub fn write_image(
     target: &Path,
     source: &(impl ChunkSource + Sync + ?Sized),
@@ -122,6 +127,11 @@ pub fn write_image(
 
 /// Writes `source` as an image into a stream, in order and without seeking, so a pipe or a
 /// connection is sufficient.
+///
+/// # Errors
+///
+/// If the options contradict the format, the source or the parent can't be read, a chunk can't be
+/// compressed, or `output` can't be written.
 pub fn write_to(
     output: impl Write,
     source: &(impl ChunkSource + Sync + ?Sized),

@@ -55,7 +55,7 @@ pub const fn call_without(number: libc::c_long, argument: u8, bits: u32) -> Rule
     }
 }
 
-/// What becomes of a call that no rule allows.
+/// What happens at a call that no rule allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// The thread gets SIGSYS, so that a handler can report the call.

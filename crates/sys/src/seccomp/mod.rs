@@ -12,6 +12,10 @@ use std::io;
 
 /// Filters the system calls of the calling thread and of threads that it will start, irrevocably.
 /// The thread must have given up new privileges (`PR_SET_NO_NEW_PRIVS`).
+///
+/// # Errors
+///
+/// If seccomp(2) fails: `EACCES` if the thread has not given up new privileges.
 pub fn install(filter: &Filter) -> io::Result<()> {
     let filter = filter.as_slice();
     let program = libc::sock_fprog {

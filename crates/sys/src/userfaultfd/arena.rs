@@ -23,7 +23,11 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Private anonymous memory of whole pages, without huge pages.
+    /// `length` bytes of private anonymous memory, in whole pages, without huge pages.
+    ///
+    /// # Errors
+    ///
+    /// If mmap(2) fails.
     pub fn anonymous(length: usize) -> io::Result<Arena> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -40,7 +44,11 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Maps a file (a memfd), shared, from its beginning.
+    /// Maps the first `length` bytes of a file (a memfd), shared.
+    ///
+    /// # Errors
+    ///
+    /// If mmap(2) fails.
     pub fn shared(file: &File, length: usize) -> io::Result<Arena> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses. Others may change the file;
@@ -74,6 +82,10 @@ impl Arena {
 
     /// Reports its missing pages to this userfaultfd. A thread that touches one then sleeps until
     /// it is filled.
+    ///
+    /// # Errors
+    ///
+    /// If `UFFDIO_REGISTER` fails.
     pub fn register(&self, uffd: &Userfaultfd) -> io::Result<()> {
         // SAFETY: this value owns the mapping, and nothing expects contents in it.
         unsafe { uffd.register(self.address(), self.length as u64) }
@@ -102,8 +114,13 @@ impl Arena {
         }
     }
 
-    /// Discards whole pages (`MADV_DONTNEED`, for a file `MADV_REMOVE`): they are missing again. If
-    /// removals are reported, blocks until the event was read.
+    /// Discards `length` bytes from `offset` on, both in whole pages (`MADV_DONTNEED`, for a file
+    /// `MADV_REMOVE`): they are missing again. If removals are reported, blocks until the event was
+    /// read.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` beyond the end. Otherwise if madvise(2) fails.
     pub fn discard(&self, offset: usize, length: usize) -> io::Result<()> {
         if offset
             .checked_add(length)

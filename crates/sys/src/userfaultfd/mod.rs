@@ -138,7 +138,10 @@ impl Userfaultfd {
     /// with the system call, which needs `CAP_SYS_PTRACE` or `vm.unprivileged_userfaultfd=1`. It is
     /// non-blocking and closed on exec, and also serves the kernel's (KVM's) accesses.
     ///
-    /// `InvalidInput` if the kernel lacks one of the features.
+    /// # Errors
+    ///
+    /// `InvalidInput` if the kernel lacks one of the features. Otherwise if userfaultfd(2) fails:
+    /// `EPERM` without these rights.
     pub fn create(features: Features) -> io::Result<Userfaultfd> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         let device = match handed::take(Path::new(DEVICE)) {
@@ -158,8 +161,13 @@ impl Userfaultfd {
         Ok(Userfaultfd(made))
     }
 
-    /// Takes a descriptor from another process, checks that it is a userfaultfd (`InvalidData` if
-    /// not) and makes it non-blocking.
+    /// Takes a descriptor from another process, checks that it is a userfaultfd and makes it
+    /// non-blocking.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` if it is another kind of file. Otherwise if its link in `/proc/self/fd` can't
+    /// be read, or fcntl(2) fails.
     pub fn from_received(fd: OwnedFd) -> io::Result<Userfaultfd> {
         let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
         if link.as_bytes() != b"anon_inode:[userfaultfd]" {
@@ -174,13 +182,24 @@ impl Userfaultfd {
     }
 
     /// Duplicates the descriptor.
+    ///
+    /// # Errors
+    ///
+    /// If no descriptor is free.
     pub fn try_clone(&self) -> io::Result<Userfaultfd> {
         Ok(Userfaultfd(self.0.try_clone()?))
     }
 
-    /// Reports missing pages of this range, in whole pages, from now on.
+    /// Reports missing pages of this range from now on. `start` is an address, `length` bytes; both
+    /// are whole pages.
+    ///
+    /// # Errors
+    ///
+    /// If `UFFDIO_REGISTER` fails: such as `EINVAL` for a range that is not mapped, `EBUSY` if
+    /// another userfaultfd has it.
     ///
     /// # Safety
+    ///
     /// The holder of the descriptor decides the contents of untouched memory in the range. No
     /// memory of Rust's own (heap, stacks, references that expect zeros) may be in it.
     #[allow(unsafe_code)]
@@ -193,8 +212,12 @@ impl Userfaultfd {
         call(self.0.as_raw_fd(), ioctl::REGISTER, &mut register)
     }
 
-    /// Stops reporting faults of this range and wakes threads that wait. Missing pages then read as
-    /// zero.
+    /// Stops reporting faults of this range (an address, and bytes) and wakes threads that wait.
+    /// Missing pages then read as zero.
+    ///
+    /// # Errors
+    ///
+    /// If `UFFDIO_UNREGISTER` fails.
     pub fn unregister(&self, start: u64, length: u64) -> io::Result<()> {
         let mut range = ioctl::Range { start, length };
         call(self.0.as_raw_fd(), ioctl::UNREGISTER, &mut range)
@@ -203,6 +226,10 @@ impl Userfaultfd {
     /// Fills missing pages from `address` on with `bytes`, both in whole pages, and wakes threads
     /// that wait for them. Returns the number of bytes filled: fewer if a later page exists already
     /// or the mappings change meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If no page was filled, with the reason.
     pub fn copy(&self, address: u64, bytes: &[u8]) -> Result<u64, FillError> {
         let mut copy = ioctl::Copy {
             destination: address,
@@ -215,8 +242,12 @@ impl Userfaultfd {
         outcome(result, copy.copied, copy.length)
     }
 
-    /// Fills missing pages with zeros; otherwise like [`Userfaultfd::copy`]. An error for huge
-    /// pages (`Other`, `InvalidInput`).
+    /// Fills missing pages from `address` on, `length` bytes, with zeros; otherwise like
+    /// [`Userfaultfd::copy`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Userfaultfd::copy`]; `Other` with `InvalidInput` for huge pages.
     pub fn zero(&self, address: u64, length: u64) -> Result<u64, FillError> {
         let mut zero = ioctl::ZeroPage {
             range: ioctl::Range {
@@ -230,15 +261,22 @@ impl Userfaultfd {
         outcome(result, zero.zeroed, length)
     }
 
-    /// Wakes all threads that wait for a page of this range. They fault again if it is still
-    /// missing.
+    /// Wakes all threads that wait for a page of this range (an address, and bytes). They fault
+    /// again if it is still missing.
+    ///
+    /// # Errors
+    ///
+    /// If `UFFDIO_WAKE` fails.
     pub fn wake(&self, start: u64, length: u64) -> io::Result<()> {
         let mut range = ioctl::Range { start, length };
         call(self.0.as_raw_fd(), ioctl::WAKE, &mut range)
     }
 
-    /// Appends pending events, at most [`EVENTS`], and returns how many. After an error other than
-    /// `Interrupted` the descriptor is unusable.
+    /// Appends pending events, at most [`EVENTS`], and returns how many.
+    ///
+    /// # Errors
+    ///
+    /// If the read fails. After an error other than `Interrupted` the descriptor is unusable.
     pub fn read_events(&self, into: &mut Vec<Event>) -> io::Result<usize> {
         let mut messages = [0; ioctl::MESSAGE * EVENTS];
         let bytes = match self.read(&mut messages) {
@@ -254,7 +292,11 @@ impl Userfaultfd {
         Ok(bytes / ioctl::MESSAGE)
     }
 
-    /// Reads the next event, if there is one. Errors are as of [`read_events`](Self::read_events).
+    /// Reads the next event, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_events`](Self::read_events); `UnexpectedEof` for a part of an event.
     pub fn next_event(&self) -> io::Result<Option<Event>> {
         let mut message = [0; ioctl::MESSAGE];
         match self.read(&mut message) {

@@ -92,6 +92,10 @@ pub struct Bochs {
 
 impl Bochs {
     /// Finds `$JIFFY_BOCHS`, or builds Bochs with `scripts/bochs`.
+    ///
+    /// # Errors
+    ///
+    /// If `scripts/bochs` fails, or the program does not exist.
     pub fn find() -> Result<Bochs> {
         let program = match std::env::var_os("JIFFY_BOCHS") {
             Some(program) => PathBuf::from(program),
@@ -109,6 +113,10 @@ impl Bochs {
     }
 
     /// Boots the disc in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// If a file can't be written in `folder`, a file of Bochs is missing, or it can't be started.
     pub fn start(&self, folder: &Path, options: &IntelOptions) -> Result<Machine> {
         for file in [SERIAL, CONSOLE] {
             File::create(folder.join(file))?;
@@ -204,6 +212,10 @@ pub struct Machine {
 
 impl Machine {
     /// The reason if it has ended; `None` while it runs.
+    ///
+    /// # Errors
+    ///
+    /// If `waitpid` fails.
     pub fn has_ended(&mut self) -> Result<Option<String>> {
         let Some(status) = self.child.try_wait()? else {
             return Ok(None);

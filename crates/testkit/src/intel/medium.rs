@@ -18,6 +18,11 @@ pub struct Files {
 }
 
 /// Makes the disc in `folder`.
+///
+/// # Errors
+///
+/// If a file can't be read or written, GRUB would interpret a character of the kernel parameters,
+/// or grub-mkrescue is not installed or fails.
 pub fn build(
     folder: &Path,
     files: &Files,

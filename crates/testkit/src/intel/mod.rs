@@ -70,6 +70,11 @@ pub struct Program {
 /// Boots a machine and runs programs one after the other, in `/tmp` and without input. `on_output`
 /// is called with a program's index and a piece of its stdout or stderr. Returns their exit
 /// statuses as a shell shows them.
+///
+/// # Errors
+///
+/// If there is no Bochs or no kernel, the disc can't be made, the guest's kernel panics, Bochs ends
+/// early, or the programs do not end within `options.time_limit`.
 pub fn run(
     options: &IntelOptions,
     programs: &[Program],

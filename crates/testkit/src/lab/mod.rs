@@ -103,11 +103,19 @@ pub struct Lab {
 impl Lab {
     /// The machine that all tests of this process share, with a disk and without a node. The first
     /// caller boots it.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be booted, for the first caller or an earlier one (see [`boot`](Lab::boot)).
     pub fn shared() -> Result<&'static Lab> {
         Lab::shared_one(0)
     }
 
     /// Like [`shared`](Lab::shared), one of [`MOST_SHARED`] independent machines.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be booted, for the first caller or an earlier one (see [`boot`](Lab::boot)).
     pub fn shared_one(number: usize) -> Result<&'static Lab> {
         static SHARED: [OnceLock<Result<Lab, String>>; MOST_SHARED] =
             [const { OnceLock::new() }; MOST_SHARED];
@@ -119,7 +127,12 @@ impl Lab {
         lab.as_ref().map_err(|error| anyhow::anyhow!("{error}"))
     }
 
-    /// Boots a machine; an error if it has no working `/dev/kvm`.
+    /// Boots a machine.
+    ///
+    /// # Errors
+    ///
+    /// If the options don't fit each other, a file of the machine is missing, it is not ready
+    /// within 600 s, or it has no working `/dev/kvm`.
     pub fn boot(options: LabOptions) -> Result<Lab> {
         cpus::check(options.cpus, options.accelerator)?;
         remove_stale_folders();
@@ -180,6 +193,11 @@ impl Lab {
     }
 
     /// Runs a program until it exits.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be started, runs longer than 600 s, or the connection to the machine is lost.
+    /// Its exit status is in the [`Output`].
     pub fn run<I, S>(&self, argv: I) -> Result<Output>
     where
         I: IntoIterator<Item = S>,
@@ -189,11 +207,19 @@ impl Lab {
     }
 
     /// Runs a shell script.
+    ///
+    /// # Errors
+    ///
+    /// If [`run`](Lab::run) fails; not if the script does.
     pub fn sh(&self, script: &str) -> Result<Output> {
         self.run(["/bin/sh", "-c", script])
     }
 
     /// Copies a file of the host into the machine and creates missing folders.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read on the host, or written in the machine.
     pub fn push(&self, host: &Path, guest: &str) -> Result<()> {
         let contents =
             std::fs::read(host).with_context(|| format!("reading {}", host.display()))?;
@@ -202,7 +228,12 @@ impl Lab {
         self.write(guest, mode, contents)
     }
 
-    /// Writes a file in the machine and creates missing folders.
+    /// Writes a file in the machine, with `mode` as its permission bits, and creates missing
+    /// folders.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be written.
     pub fn write(&self, guest: &str, mode: u32, contents: Vec<u8>) -> Result<()> {
         let script =
             r#"mkdir -p "${1%/*}" && cat > "$1.new" && chmod "$2" "$1.new" && mv "$1.new" "$1""#;
@@ -216,6 +247,10 @@ impl Lab {
     }
 
     /// Reads a file in the machine.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be read.
     pub fn read(&self, guest: &str) -> Result<Vec<u8>> {
         Ok(self.run(["/bin/cat", guest])?.success()?.stdout)
     }
@@ -232,6 +267,10 @@ impl Lab {
 
     /// CPU time that the machine has used so far. Unlike [`boot_time`](Lab::boot_time) it varies
     /// little on a busy host.
+    ///
+    /// # Errors
+    ///
+    /// If QEMU has ended.
     pub fn cpu_time(&self) -> Result<Duration> {
         let pid = instance::running_pid(&self._folder.path().join("pid"))
             .context("the lab's QEMU has ended")?;

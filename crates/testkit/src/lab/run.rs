@@ -47,7 +47,11 @@ impl Output {
         String::from_utf8_lossy(&self.stderr).trim_end().into()
     }
 
-    /// Returns itself if the program succeeded, otherwise an error with its output.
+    /// Returns itself if the program succeeded.
+    ///
+    /// # Errors
+    ///
+    /// If the exit status is not 0. The error contains stdout and stderr.
     pub fn success(self) -> Result<Output> {
         ensure!(
             self.status == ExitStatus::Code(0),
@@ -119,6 +123,10 @@ impl<'a> Run<'a> {
     }
 
     /// Starts the program.
+    ///
+    /// # Errors
+    ///
+    /// If the program can't be started, or the agent does not answer within 600 s.
     pub fn start(self) -> Result<Running> {
         let what = self.command.argv.join(" ");
         let mut session = self.lab.agent().exec(self.command, self.keep_output)?;
@@ -153,6 +161,11 @@ impl<'a> Run<'a> {
     }
 
     /// Runs the program to its end.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be started, exceeds its time limit, or the connection to the machine is lost.
+    /// Its exit status is in the [`Output`].
     pub fn output(self) -> Result<Output> {
         self.start()?.wait()
     }
@@ -172,21 +185,37 @@ pub struct Running {
 
 impl Running {
     /// Writes to the program's stdin.
+    ///
+    /// # Errors
+    ///
+    /// If the connection to the machine is lost.
     pub fn write(&mut self, bytes: impl Into<Vec<u8>>) -> Result<()> {
         Ok(self.sender.send(&ExecInput::Stdin(bytes.into()))?)
     }
 
     /// Closes the program's stdin.
+    ///
+    /// # Errors
+    ///
+    /// If the connection to the machine is lost.
     pub fn close_stdin(&mut self) -> Result<()> {
         Ok(self.sender.send(&ExecInput::StdinClosed)?)
     }
 
     /// Sends a signal to the program's process group.
+    ///
+    /// # Errors
+    ///
+    /// If the connection to the machine is lost.
     pub fn signal(&mut self, signal: i32) -> Result<()> {
         Ok(self.sender.send(&ExecInput::Signal(signal))?)
     }
 
     /// Changes the size of the program's terminal.
+    ///
+    /// # Errors
+    ///
+    /// If the connection to the machine is lost.
     pub fn resize(&mut self, rows: u16, columns: u16) -> Result<()> {
         Ok(self
             .sender
@@ -194,6 +223,11 @@ impl Running {
     }
 
     /// Waits until the program's stdout contains `text`; returns all stdout so far.
+    ///
+    /// # Errors
+    ///
+    /// If the program ends before, exceeds its time limit, or the connection to the machine is
+    /// lost.
     pub fn read_until(&mut self, text: &str) -> Result<String> {
         loop {
             let so_far = String::from_utf8_lossy(&self.stdout).into_owned();
@@ -211,6 +245,11 @@ impl Running {
     }
 
     /// Waits until the program ends.
+    ///
+    /// # Errors
+    ///
+    /// If it exceeds its time limit, or the connection to the machine is lost. Its exit status is
+    /// in the [`Output`].
     pub fn wait(mut self) -> Result<Output> {
         loop {
             if let Some(status) = self.step()? {
@@ -224,6 +263,10 @@ impl Running {
     }
 
     /// Calls `on_output` with each piece of output until the program ends.
+    ///
+    /// # Errors
+    ///
+    /// If it exceeds its time limit, or the connection to the machine is lost.
     pub fn relay(mut self, mut on_output: impl FnMut(Stream, &[u8])) -> Result<ExitStatus> {
         loop {
             let (out, error) = (self.stdout.len(), self.stderr.len());

@@ -240,6 +240,10 @@ fn guest_config(record: &VmRecord, plan: &Plan) -> GuestConfig {
 }
 
 /// The kernel's command line: the default, how many vCPUs it brings up, then the user's parameters.
+///
+/// # Errors
+///
+/// If it is longer than the kernel accepts.
 pub fn command_line(spec: &Spec, cpus: u8) -> Result<String> {
     use jiffy_kernel::command_line::{console_command_line, default_command_line};
     let mut line = if spec.console {

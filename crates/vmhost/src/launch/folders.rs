@@ -35,7 +35,7 @@ pub(super) struct SharedFolder {
 ///
 /// # Errors
 ///
-/// A folder does not exist, or is no folder; or no socket can be made.
+/// If a folder does not exist, or is no folder; or no socket can be made.
 pub(super) fn open(record: &VmRecord) -> Result<Vec<SharedFolder>> {
     record.spec.folders.iter().map(open_folder).collect()
 }
@@ -105,7 +105,7 @@ pub(super) fn mounts(folders: &[FolderUse]) -> Vec<FolderMount> {
 ///
 /// # Errors
 ///
-/// A program can't be started.
+/// If a program can't be started.
 pub(super) fn serve(
     paths: &Paths,
     launcher: &Launcher,

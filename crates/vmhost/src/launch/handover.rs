@@ -101,6 +101,10 @@ impl<'a> Descriptors<'a> {
     }
 
     /// How the VMM refers to this file: by path or by descriptor.
+    ///
+    /// # Errors
+    ///
+    /// If the file exists, but can't be opened.
     pub fn source(&mut self, handle: &'a Handle) -> Result<Source> {
         match handle {
             Handle::Open(file) => Ok(Source::Fd(self.push(Passed::Borrowed(file.as_fd())))),
@@ -136,11 +140,20 @@ impl<'a> Descriptors<'a> {
             .then(|| self.push(Passed::Borrowed(folder.vmms.as_fd())))
     }
 
+    /// How the VMM refers to these files, in order.
+    ///
+    /// # Errors
+    ///
+    /// If one exists, but can't be opened.
     pub fn sources(&mut self, handles: &'a [Handle]) -> Result<Vec<Source>> {
         handles.iter().map(|handle| self.source(handle)).collect()
     }
 
     /// The descriptor of the configuration's file, if the VMM can't open it.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be opened.
     pub fn config(&mut self, config: &Path) -> Result<Option<i32>> {
         if !self.passes_descriptors() {
             return Ok(None);
@@ -152,6 +165,10 @@ impl<'a> Descriptors<'a> {
 
     /// Passes all other files and sockets that the VMM can't open itself. A file that does not
     /// exist is not passed; the VMM reports it.
+    ///
+    /// # Errors
+    ///
+    /// If a file exists, but can't be opened, or a log, a record or a socket can't be made.
     pub fn pass(
         &mut self,
         config: &VmmConfig,

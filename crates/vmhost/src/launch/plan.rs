@@ -35,11 +35,11 @@ pub struct Plan {
     pub room: Option<Reserved>,
     /// It is background work, with low priority.
     pub low_priority: bool,
-    /// When the request arrived.
+    /// When the request arrived, host CLOCK_MONOTONIC in nanoseconds.
     pub received_ns: u64,
-    /// When the lookup began.
+    /// When the lookup began, host CLOCK_MONOTONIC in nanoseconds.
     pub lookup_ns: u64,
-    /// When the lookup ended.
+    /// When the lookup ended, host CLOCK_MONOTONIC in nanoseconds.
     pub ready_ns: u64,
 }
 
@@ -76,9 +76,9 @@ pub struct Restoring {
 /// A file of a captured VM.
 #[derive(Debug, Clone)]
 pub enum Handle {
-    /// By path.
+    /// Its path.
     Path(PathBuf),
-    /// Open, to be inherited.
+    /// It is open, to be inherited.
     Open(Arc<OwnedFd>),
 }
 
@@ -158,7 +158,7 @@ impl Plan {
         matches!(&self.beginning, Beginning::Restore(restoring) if restoring.origin.is_none())
     }
 
-    /// For [`crate::pager::Pager::forget`], if the pager serves its memory.
+    /// The ticket for [`crate::pager::Pager::forget`], if the pager serves its memory.
     pub fn ticket(&self) -> Option<u64> {
         match &self.beginning {
             Beginning::Restore(restoring) => match &restoring.memory {

@@ -40,9 +40,13 @@ const KEPT_DESCRIPTORS: u64 = 128;
 /// events, socket and connection of its guest, three channels, log, link, and one in reserve.
 const DESCRIPTORS_OF_A_VM: u64 = 10;
 
-/// Makes the run folder and the configuration, and spawns the VMM, or uses a spare or the
-/// standby. A restored guest has `gate_time` to pass its gate. After an error nothing runs; the
-/// caller removes the run folder.
+/// Makes the run folder and the configuration, and spawns the VMM, or uses a spare or the standby.
+/// A restored guest has `gate_time` to pass its gate.
+///
+/// # Errors
+///
+/// If the VM can't be attached to the network, a file of it can't be opened or made, or the VMM
+/// can't be started. Nothing runs then; the caller removes the run folder.
 pub fn spawn(
     paths: &Paths,
     launcher: &Launcher,
@@ -80,8 +84,11 @@ fn settle(spawned: Spawned, plan: &mut Plan) -> Result<Spawned> {
     }
 }
 
-/// Restores a VM as a standby, with a folder but without a record. After an error nothing of it
-/// is left.
+/// Restores a VM as a standby, with a folder but without a record.
+///
+/// # Errors
+///
+/// As in [`spawn`], or if the folder exists. Nothing of it is left then.
 pub fn hold(
     paths: &Paths,
     launcher: &Launcher,
@@ -286,7 +293,11 @@ fn spawn_process(
     })
 }
 
-/// Refuses this many VMs if the daemon can't open the files that it needs for them.
+/// Checks that the daemon can open the files that it needs for this many more VMs.
+///
+/// # Errors
+///
+/// If it can't.
 pub fn check_descriptors_for(vms: u64) -> Result<()> {
     let newest = File::open("/dev/null")
         .map_err(|error| Error::internal(format!("jiffyd can't open files: {error}.")))?;

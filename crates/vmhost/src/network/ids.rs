@@ -7,6 +7,10 @@ use jiffy_wire::mac::Mac;
 use std::net::{IpAddr, Ipv4Addr};
 
 /// The MAC address of the VM with this id.
+///
+/// # Errors
+///
+/// If `id` is not the id of a VM.
 pub fn mac_of(id: &str) -> Result<Mac> {
     Ok(id_from(id)?.mac())
 }

@@ -107,6 +107,10 @@ pub struct Attachment {
 
 impl Attachment {
     /// Waits until the other end is ready.
+    ///
+    /// # Errors
+    ///
+    /// If its passt ends or is not ready in time.
     pub fn settle(&mut self) -> Result<()> {
         let settled = self.starting.take().map_or(Ok(()), Starting::settle);
         settled.map_err(failed_to_start)
@@ -155,7 +159,11 @@ impl Network {
         }
     }
 
-    /// Refuses what VMs can't have on this host's network.
+    /// Checks that VMs can have this on this host's network.
+    ///
+    /// # Errors
+    ///
+    /// If VMs have it by passt, which can't do what is asked for.
     pub fn check_use(&self, network: &NetworkUse) -> Result<()> {
         match &self.0 {
             State::ByPasst(by) => by.check_use(network),
@@ -164,6 +172,10 @@ impl Network {
     }
 
     /// Attaches a starting VM. `None` if it has no network interface, or the host has no network.
+    ///
+    /// # Errors
+    ///
+    /// If there is no free address, a published port is in use, or the kernel or passt refuses.
     pub fn attach(self: &Arc<Self>, record: &VmRecord) -> Result<Option<Attachment>> {
         if record.spec.network.is_none() {
             return Ok(None);
@@ -227,6 +239,11 @@ impl Network {
     }
 
     /// Changes an attachment made for this VM's id to the name, policy and ports of its record.
+    ///
+    /// # Errors
+    ///
+    /// If a published port is in use, the kernel refuses the rules, or passt can't do what the
+    /// record asks for.
     pub fn apply_record(&self, attachment: &Attachment, record: &VmRecord) -> Result<()> {
         let on = match &self.0 {
             State::Off(_) => return Ok(()),
@@ -249,6 +266,11 @@ impl Network {
     }
 
     /// Applies an attached VM's current record.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses the new rules, which leaves the old ones, or passt can't do what the
+    /// record asks for.
     pub fn change(&self, record: &VmRecord) -> Result<()> {
         if let State::ByPasst(by) = &self.0 {
             return by.check_record(record);
@@ -469,6 +491,10 @@ impl Network {
     }
 
     /// Makes a network.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid or taken, VMs have no networks here, or the list can't be written.
     pub fn create(&self, name: &str) -> Result<()> {
         rules::check("network", name)?;
         let on = self.on()?;
@@ -482,6 +508,11 @@ impl Network {
     }
 
     /// Removes a network that no VM is in.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such network or it can't be removed, the list can't be written, or the kernel
+    /// refuses.
     pub fn remove(&self, name: &str) -> Result<()> {
         let on = self.on()?;
         let mut inner = on.lock();
@@ -496,7 +527,11 @@ impl Network {
         inner.host.remove_network(name).map_err(failed)
     }
 
-    /// Refuses a name that no network may have, and says why.
+    /// Checks that there is a network of this name.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or VMs have no networks here.
     pub fn check_name(&self, name: &str) -> Result<()> {
         if let (State::ByPasst(_), DEFAULT) = (&self.0, name) {
             return Ok(());

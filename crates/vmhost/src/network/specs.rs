@@ -47,7 +47,11 @@ pub(super) fn published(texts: &[String], everywhere: bool) -> Result<Vec<Publis
     Ok(ports)
 }
 
-/// Parses published ports; refuses duplicates.
+/// Parses published ports.
+///
+/// # Errors
+///
+/// If there are too many, one is not valid, or one is published twice.
 pub fn check_ports(texts: &[String]) -> Result<Vec<Publish>> {
     if texts.len() > PORTS {
         return Err(Error::invalid(format!(
@@ -74,6 +78,10 @@ pub fn is_about_a_name(rule: &str) -> bool {
 }
 
 /// Parses a network policy.
+///
+/// # Errors
+///
+/// If there are too many rules, one is not valid, or one denies the host.
 pub fn check_policy(policy: &NetworkPolicy) -> Result<Policy> {
     if policy.allow.len() + policy.deny.len() > RULES {
         return Err(Error::invalid(format!(
@@ -102,6 +110,10 @@ pub fn check_policy(policy: &NetworkPolicy) -> Result<Policy> {
 }
 
 /// Parses the ports that the proxy may reach: the first and the last of each range.
+///
+/// # Errors
+///
+/// If there are too many, or one is neither a port nor a range.
 pub fn check_proxy_ports(texts: &[String]) -> Result<Vec<(u16, u16)>> {
     if texts.len() > PORTS {
         return Err(Error::invalid(format!(

@@ -33,6 +33,10 @@ struct Disk {
 
 /// Links the socket of this VM's memory into its run folder. Does nothing without a socket: then a
 /// pager has just died, and the next one's is linked.
+///
+/// # Errors
+///
+/// If the link can't be made.
 pub fn link_memory(paths: &Paths, id: &str) -> io::Result<()> {
     match link(&paths.pager_vm_socket(id), &paths.vm_memory_socket(id)) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -42,6 +46,10 @@ pub fn link_memory(paths: &Paths, id: &str) -> io::Result<()> {
 
 /// Links `to` to the socket of this disk. Does nothing without a socket: then a pager has just
 /// died, and [`relink_all`] links the next one's socket.
+///
+/// # Errors
+///
+/// If the link can't be made.
 pub fn link_disk(paths: &Paths, disk: &LazyDisk, to: &Path) -> io::Result<()> {
     let name = disk.name();
     // A pager of release 0.1 listens beside the sockets of VMs' memory.

@@ -34,7 +34,11 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Begins. Blocks for some milliseconds.
+    /// Begins a recording. Blocks for some milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// If this is not root, or the kernel's tracing can't be used.
     pub fn begin() -> Result<Recording> {
         let user = rustix::process::geteuid();
         if !user.is_root() {
@@ -52,7 +56,11 @@ impl Recording {
         })
     }
 
-    /// Ends. Blocks while it reads; `told` is what the daemon knows of processes.
+    /// Ends the recording. Blocks while it reads; `told` is what the daemon knows of processes.
+    ///
+    /// # Errors
+    ///
+    /// If the recording can't be read.
     pub fn end(self, clock: String, told: Vec<ProcessChange>) -> Result<SchedTrace> {
         self.finish(clock, told).map_err(|error| {
             Error::internal(format!("The kernel's recording can't be read: {error}."))

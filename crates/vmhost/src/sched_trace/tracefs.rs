@@ -32,7 +32,11 @@ const ATTEMPTS: u32 = 20;
 pub struct Tracefs(OwnedFd);
 
 impl Tracefs {
-    /// Needs `CAP_SYS_ADMIN`.
+    /// Mounts a tracefs of our own.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel has none, or this process lacks `CAP_SYS_ADMIN`.
     pub fn open() -> io::Result<Tracefs> {
         let context = fsopen("tracefs", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_create(&context)?;
@@ -48,6 +52,11 @@ impl Tracefs {
     }
 
     /// Removes instances of daemons that were killed while they recorded.
+    ///
+    /// # Errors
+    ///
+    /// If the folder of instances can't be read, or one can't be locked for another reason than
+    /// that it is in use.
     pub fn remove_left_over(&self) -> io::Result<()> {
         for entry in fs::read_dir(self.instances())?.flatten() {
             let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
@@ -59,6 +68,10 @@ impl Tracefs {
     }
 
     /// Makes an instance that records nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// If the instance can't be made, written or locked.
     pub fn instance(self) -> io::Result<Instance> {
         let folder = self.instances();
         let folder = folder.join(format!("{PREFIX}{}", std::process::id()));
@@ -110,6 +123,10 @@ impl Instance {
     }
 
     /// The CPUs' numbers, in order.
+    ///
+    /// # Errors
+    ///
+    /// If the folder of CPUs can't be read.
     pub fn cpus(&self) -> io::Result<Vec<u32>> {
         let entries = fs::read_dir(self.folder.join("per_cpu"))?.flatten();
         let number = |name: &str| name.strip_prefix("cpu")?.parse().ok();
@@ -121,6 +138,10 @@ impl Instance {
     }
 
     /// Records these events from now on, by the monotonic clock, until the buffers are full.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel lacks an event or refuses a setting.
     pub fn start(&self, events: &[&str], cpus: usize) -> io::Result<Vec<Format>> {
         let kib = (BUFFERS_KIB / cpus.max(1)).clamp(LEAST_KIB, MOST_KIB);
         self.write("buffer_size_kb", &kib.to_string())?;
@@ -137,11 +158,19 @@ impl Instance {
     }
 
     /// Records no more.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be written.
     pub fn stop(&self) -> io::Result<()> {
         self.write("tracing_on", "0")
     }
 
     /// Calls `each` with each page of a CPU's buffer, after the end.
+    ///
+    /// # Errors
+    ///
+    /// If the buffer can't be opened or read.
     pub fn pages(&self, cpu: u32, mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let path = self.folder.join(format!("per_cpu/cpu{cpu}/trace_pipe_raw"));
         let mut options = File::options();
@@ -159,6 +188,10 @@ impl Instance {
     }
 
     /// How many events of a CPU were not recorded.
+    ///
+    /// # Errors
+    ///
+    /// If the CPU's statistics can't be read.
     pub fn lost(&self, cpu: u32) -> io::Result<u64> {
         let stats = fs::read_to_string(self.folder.join(format!("per_cpu/cpu{cpu}/stats")))?;
         Ok(lost(&stats))

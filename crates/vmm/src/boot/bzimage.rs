@@ -13,7 +13,13 @@ const SECTOR: u64 = 512;
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 
-/// Plans a bzImage whose first KiB is `head`.
+/// Plans a bzImage whose first KiB is `head`. `low_ram_end` is the guest physical end of the RAM
+/// below the hole.
+///
+/// # Errors
+///
+/// If its boot protocol is older than 2.10 or it has to be loaded below 1 MiB, if the file is cut
+/// short or its header damaged, or if it does not fit below `low_ram_end`.
 pub fn plan(
     source: &(impl Source + ?Sized),
     head: &[u8],
@@ -90,7 +96,7 @@ pub fn plan(
     })
 }
 
-/// Linux's `boot_params`.
+/// Linux's `boot_params` (one page) for `ram_size` bytes of RAM.
 pub fn zero_page(setup_header: &[u8], ram_size: u64, initrd: Option<Module>) -> Vec<u8> {
     let mut page = vec![0; 4096];
     page[SETUP_HEADER..SETUP_HEADER + setup_header.len()].copy_from_slice(setup_header);

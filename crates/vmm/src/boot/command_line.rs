@@ -5,6 +5,10 @@ use super::BootError;
 /// The user's command line, followed by `parameters` and a zero byte. Words after a lone `--`
 /// belong to PID 1, so parameters are put before it. `size` is the limit in bytes, including the
 /// zero.
+///
+/// # Errors
+///
+/// If `user` contains a zero byte, or the line does not fit in `size`.
 pub fn compose(user: &str, parameters: &str, size: usize) -> Result<Vec<u8>, BootError> {
     if let Some(position) = user.bytes().position(|byte| byte == 0) {
         return Err(BootError::CommandLineZero(position));

@@ -50,7 +50,13 @@ struct ProgramHeader {
     memory_size: u64,
 }
 
-/// Plans an ELF kernel; `low_ram_end` is the end of RAM below the hole.
+/// Plans an ELF kernel; `low_ram_end` is the guest physical end of the RAM below the hole.
+///
+/// # Errors
+///
+/// If the file is no executable for x86-64, has no PVH note, is cut short or damaged, or if a
+/// segment is below 1 MiB, ends above `low_ram_end` or overlaps another, or if the entry point is
+/// in none.
 pub fn plan(source: &(impl Source + ?Sized), low_ram_end: u64) -> Result<Plan, KernelError> {
     let headers = program_headers(source)?;
     let entry = pvh_entry(source, &headers)?.ok_or(KernelError::NoPvhNote)?;
@@ -215,6 +221,10 @@ fn find_pvh_note(mut notes: &[u8]) -> Option<u64> {
 
 /// The names of the functions at these addresses, from the symbol table; of those that it does not
 /// have, none.
+///
+/// # Errors
+///
+/// If a table is beyond the end of the file or too large, or can't be read.
 pub fn functions(
     source: &(impl Source + ?Sized),
     wanted: &BTreeSet<u64>,

@@ -16,7 +16,11 @@ pub struct Initrd {
 }
 
 /// Opens the file and chooses its place: as high as `limit` allows, page-aligned, above
-/// `kernel_end`.
+/// `kernel_end`. Both are guest physical addresses.
+///
+/// # Errors
+///
+/// If the file can't be opened or is empty, or does not fit between `kernel_end` and `limit`.
 pub fn open_and_place(path: &Path, kernel_end: u64, limit: u64) -> Result<Initrd, BootError> {
     let file = source::open(path).map_err(|source| BootError::Open {
         what: "initrd",
@@ -41,6 +45,10 @@ pub fn open_and_place(path: &Path, kernel_end: u64, limit: u64) -> Result<Initrd
 
 impl Initrd {
     /// Reads it into guest memory.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, or was shortened meanwhile.
     pub fn load(&self, memory: &GuestMemory) -> Result<(), BootError> {
         source::copy(&self.file, 0, self.place.size, memory, self.place.address).map_err(|source| {
             BootError::Read {

@@ -19,7 +19,7 @@ impl Preloaded {
     ///
     /// # Errors
     ///
-    /// The file can't be read; a part of it may have been written.
+    /// If the file can't be read; a part of it may have been written.
     pub fn load(
         kernel: &OpenFile,
         memory: &GuestMemory,

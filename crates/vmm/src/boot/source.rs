@@ -21,7 +21,11 @@ pub trait Source {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Fills `buffer` with the bytes from `offset` on; an error if there are too few.
+    /// Fills `buffer` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// `UnexpectedEof` if there are too few. Otherwise if they can't be read.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 }
 
@@ -48,7 +52,11 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// An error unless it is a regular file.
+    /// Takes an open regular file, and notes its stamp.
+    ///
+    /// # Errors
+    ///
+    /// If fstat(2) fails, or it is not a regular file.
     pub fn of(file: File) -> io::Result<OpenFile> {
         let metadata = file.metadata()?;
         if !metadata.is_file() {
@@ -74,7 +82,11 @@ impl Source for OpenFile {
     }
 }
 
-/// Opens a regular file for reading. Anything else is an error; a FIFO does not block.
+/// Opens a regular file for reading. A FIFO does not block.
+///
+/// # Errors
+///
+/// If open(2) fails, or it is not a regular file.
 pub fn open(path: &Path) -> io::Result<OpenFile> {
     let file = match handed::take(path) {
         Some(file) => file.into(),
@@ -86,7 +98,12 @@ pub fn open(path: &Path) -> io::Result<OpenFile> {
     OpenFile::of(file)
 }
 
-/// Reads `size` bytes at `offset` straight into guest memory at `address`.
+/// Reads `size` bytes at `offset` straight into guest memory at `address` (guest physical).
+///
+/// # Errors
+///
+/// If the file ends before, can't be read, or the range is outside of guest memory. A part may be
+/// written then.
 pub fn copy(
     source: &OpenFile,
     offset: u64,

@@ -10,7 +10,8 @@ const VERSION: u32 = 1;
 const RAM: u32 = 1;
 const RESERVED: u32 = 2;
 
-/// Writes start info, memory map and module list through `write(address, bytes)`.
+/// Writes start info, memory map and module list for `ram_size` bytes of RAM through
+/// `write(address, bytes)`; the address is guest physical.
 pub fn write(ram_size: u64, module: Option<Module>, write: impl Fn(u64, &[u8])) {
     let map = memory_map(ram_size);
     let mut info = Vec::with_capacity(56);

@@ -165,7 +165,7 @@ pub fn to_save(listed: &[u32], cpuid: &[kvm_cpuid_entry2]) -> Vec<u32> {
 ///
 /// # Errors
 ///
-/// KVM fails for another reason.
+/// If KVM fails for another reason.
 pub fn read(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, HypervisorError> {
     let mut values = Vec::with_capacity(indices.len());
     let mut rest = indices;
@@ -195,7 +195,7 @@ fn in_order(saved: &[kvm_msr_entry]) -> Vec<kvm_msr_entry> {
 ///
 /// # Errors
 ///
-/// KVM refuses a value.
+/// If KVM refuses a value.
 pub fn write(
     vcpu: &VcpuFd,
     saved: &[kvm_msr_entry],
@@ -223,6 +223,10 @@ pub fn write(
 
 /// Writes the registers of a vCPU that is to boot. Registers that KVM refuses are skipped: the vCPU
 /// does not have them.
+///
+/// # Errors
+///
+/// If `KVM_SET_MSRS` fails for another reason.
 pub fn set_at_boot(vcpu: &VcpuFd, msrs: &[kvm_msr_entry]) -> Result<(), HypervisorError> {
     let mut rest = msrs;
     while !rest.is_empty() {

@@ -44,6 +44,10 @@ pub struct HostCpu {
 
 impl HostCpu {
     /// Reads it from KVM.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_GET_SUPPORTED_CPUID`, or `KVM_GET_MSRS` of the device, fails.
     pub fn of(hypervisor: &Hypervisor) -> Result<HostCpu, HypervisorError> {
         let supported = hypervisor.supported_cpuid()?;
         let host = Host::read(hypervisor.has_tsc_deadline());
@@ -77,7 +81,7 @@ impl HostCpu {
     ///
     /// # Errors
     ///
-    /// Names the features that this host lacks.
+    /// If this host lacks features; the error names them.
     pub fn check(
         &mut self,
         guest: &GuestProcessor<'_>,
@@ -93,6 +97,10 @@ impl HostCpu {
 }
 
 /// This host's processor, as `jiffy-vmm cpu` prints it.
+///
+/// # Errors
+///
+/// If KVM can't be used, as of [`Hypervisor::open`] and [`HostCpu::of`], or creates no VM or vCPU.
 pub fn of_host() -> Result<wire::Host, HypervisorError> {
     let hypervisor = Hypervisor::open()?;
     let host_cpu = HostCpu::of(&hypervisor)?;

@@ -43,6 +43,10 @@ pub fn segment_registers(mut sregs: kvm_sregs) -> kvm_sregs {
 /// TCG does not tell the KVM inside it when a guest sets XCR0, so KVM would write its own value
 /// back at every entry, and the guest would lose vector registers. With all states enabled from the
 /// start, both values agree.
+///
+/// # Errors
+///
+/// If `KVM_SET_XCRS` fails.
 pub fn enable_extended_states(vcpu: &VcpuFd, cpuid: &CpuId) -> Result<(), HypervisorError> {
     let supported = supported_states(cpuid);
     if supported == 0 || !host_is_tcg() {

@@ -36,9 +36,13 @@ pub fn has_offset(vm: &VmFd) -> bool {
 pub struct SharedOffset(Option<u64>);
 
 impl SharedOffset {
-    /// Sets a vCPU's counter: for the first vCPU so that it reads `value` now, for the others by
-    /// the first's offset. Their frequency must be set before. Returns false if KVM can't set the
-    /// offset.
+    /// Sets a vCPU's counter: for the first vCPU so that it reads `value` (ticks) now, for the
+    /// others by the first's offset. Their frequency must be set before. Returns false if KVM can't
+    /// set the offset.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_GET_MSRS` of the counter, or `KVM_SET_DEVICE_ATTR` of the offset, fails.
     pub fn apply(&mut self, vcpu: &VcpuFd, value: u64) -> Result<bool, HypervisorError> {
         let mut offset = match self.0 {
             Some(offset) => offset,

@@ -84,6 +84,10 @@ fn args(wiring: &Wiring<'_>) -> BalloonArgs {
 
 impl Devices {
     /// Sets the RAM that the guest may use, MiB; `None` if it may always use all of it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Balloon::set_target`].
     pub fn set_usable_memory(&self, usable_mib: u32) -> Option<Result<(), TargetError>> {
         let mut transport = lock(self.first::<Virtio<WithholdingKind>>()?);
         let balloon = transport.device_mut();
@@ -101,6 +105,10 @@ impl Devices {
     }
 
     /// Sets the balloon's target size in MiB; `None` if there is no balloon.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Balloon::set_target`].
     pub fn set_balloon(&self, target_mib: u32) -> Option<Result<(), TargetError>> {
         let balloon = self.first::<Virtio<BalloonKind>>()?;
         Some(lock(balloon).device_mut().set_target(target_mib))

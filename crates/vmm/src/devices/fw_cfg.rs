@@ -51,6 +51,10 @@ impl DeviceKind for FwCfgKind {
 
 impl Devices {
     /// Replaces the contents of these files of fw_cfg.
+    ///
+    /// # Errors
+    ///
+    /// If the device refuses a file ([`fw_cfg::FwCfgError`]).
     pub fn replace_fw_cfg(&self, files: Vec<FwCfgFile>) -> Result<(), DeviceError> {
         match self.first::<FwCfgKind>() {
             Some(device) => Ok(lock(device).replace(files)?),
@@ -58,7 +62,7 @@ impl Devices {
         }
     }
 
-    /// Has a file of fw_cfg generated again whenever the guest selects it.
+    /// From now on a file of fw_cfg is generated again whenever the guest selects it.
     pub fn refresh_fw_cfg(&self, name: &str, refresh: fw_cfg::Refresh) {
         if let Some(device) = self.first::<FwCfgKind>() {
             lock(device).refresh_on_select(name, refresh);
@@ -67,6 +71,10 @@ impl Devices {
 }
 
 /// Reads the files that the configuration gives the guest.
+///
+/// # Errors
+///
+/// If a file can't be read, or is larger than 64 MiB.
 pub fn files(config: &VmmConfig) -> Result<Vec<FwCfgFile>, DeviceError> {
     config
         .fw_cfg

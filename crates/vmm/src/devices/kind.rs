@@ -33,6 +33,11 @@ pub trait DeviceKind: Debug + Sync + 'static {
 
     /// Creates the device of this number, or, given a state, restores it (paused), and attaches it
     /// to its bus.
+    ///
+    /// # Errors
+    ///
+    /// If the host or a file can't provide what the configuration asks for, KVM refuses an
+    /// interrupt or doorbell, or the state is not valid.
     fn attach(
         wiring: &mut Wiring<'_>,
         number: usize,
@@ -46,6 +51,10 @@ pub trait DeviceKind: Debug + Sync + 'static {
     fn resume(_device: &Self::Device) {}
 
     /// Its state; it must be paused.
+    ///
+    /// # Errors
+    ///
+    /// If it is not paused, or what its server knows can't be saved.
     fn save(device: &Self::Device) -> Result<Self::State, DeviceError>;
 }
 
@@ -57,10 +66,18 @@ pub trait AnyKind: Debug + Sync {
     /// [`DeviceKind::workers`].
     fn workers(&self, config: &VmmConfig) -> Vec<WorkerRole>;
 
-    /// Refuses a state whose number of devices of this kind differs from the configuration's.
+    /// Checks that a state has as many devices of this kind as the configuration.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::StateDiffers`] if not.
     fn check(&self, config: &VmmConfig, state: &DevicesState) -> Result<(), DeviceError>;
 
     /// Creates all devices of this kind, in their order.
+    ///
+    /// # Errors
+    ///
+    /// If [`DeviceKind::attach`] fails; the first error.
     fn attach_all(
         &self,
         wiring: &mut Wiring<'_>,
@@ -68,6 +85,10 @@ pub trait AnyKind: Debug + Sync {
     ) -> Result<Vec<Box<dyn AnyDevice>>, DeviceError>;
 
     /// Reads the states of this kind.
+    ///
+    /// # Errors
+    ///
+    /// If their number is not [`DeviceKind::COUNT`], or one of them can't be read.
     fn read(
         &self,
         sections: &mut Sections<'_>,
@@ -127,6 +148,10 @@ pub trait AnyDevice: Any + Send + Sync {
     /// [`DeviceKind::resume`].
     fn resume(&self);
     /// Appends its state.
+    ///
+    /// # Errors
+    ///
+    /// As for [`DeviceKind::save`].
     fn save(&self, state: &mut DevicesState) -> Result<(), DeviceError>;
 }
 

@@ -19,6 +19,10 @@ pub struct LimitsError {
 
 impl Devices {
     /// Replaces the limits of all disks, and of all network interfaces in both directions.
+    ///
+    /// # Errors
+    ///
+    /// If there are more or fewer limits than disks or interfaces. Nothing is changed then.
     pub fn set_limits(&self, disks: &[DiskLimit], nets: &[NetLimit]) -> Result<(), LimitsError> {
         check(
             "disks",

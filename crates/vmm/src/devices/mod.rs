@@ -86,6 +86,10 @@ pub struct Devices {
 impl Devices {
     /// Creates the devices, or, given a state, restores them, paused. `wires` are those made
     /// [ahead](wiring::ahead), or none.
+    ///
+    /// # Errors
+    ///
+    /// If the state has other devices than the configuration, or as of [`DeviceKind::attach`].
     pub fn create(
         args: &DeviceArgs<'_>,
         wires: Vec<Wires>,
@@ -126,6 +130,10 @@ impl Devices {
     }
 
     /// The state of all devices, which must be paused.
+    ///
+    /// # Errors
+    ///
+    /// As for [`DeviceKind::save`].
     pub fn save(&self) -> Result<DevicesState, DeviceError> {
         let mut state = DevicesState::default();
         for device in &self.all {

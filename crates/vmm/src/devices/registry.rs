@@ -36,6 +36,10 @@ pub const REGISTRY: &[&dyn AnyKind] = &[
 ];
 
 /// Reads the states that [`DevicesState::write`] wrote.
+///
+/// # Errors
+///
+/// As for [`AnyKind::read`].
 pub fn read(
     sections: &mut Sections<'_>,
     release: Release<'_>,

@@ -35,6 +35,10 @@ pub trait VirtioKind: Debug + Sync + 'static {
     }
 
     /// Creates the device of this number, or restores it if there is a state.
+    ///
+    /// # Errors
+    ///
+    /// As for [`DeviceKind::attach`].
     fn create(
         wiring: &Wiring<'_>,
         number: usize,
@@ -42,6 +46,10 @@ pub trait VirtioKind: Debug + Sync + 'static {
     ) -> Result<Self::Device, DeviceError>;
 
     /// Its state; it must be paused.
+    ///
+    /// # Errors
+    ///
+    /// As for [`DeviceKind::save`].
     fn save(device: &mut Self::Device) -> Result<Self::State, DeviceError>;
 }
 

@@ -28,7 +28,7 @@ const USUAL_DOORBELLS: [usize; 4] = [1, 3, 0, 0];
 ///
 /// # Errors
 ///
-/// KVM refuses a connection, or an event descriptor can't be made.
+/// If KVM refuses a connection, or an event descriptor can't be made.
 pub fn ahead(vm: &VmFd) -> Result<Vec<Wires>, DeviceError> {
     let wires = |(number, count)| {
         let doorbells = (0..count)
@@ -112,6 +112,11 @@ impl<'a> Wiring<'a> {
     }
 
     /// Gives a virtio device its window, interrupt and doorbells.
+    ///
+    /// # Errors
+    ///
+    /// If an event descriptor can't be created, KVM refuses the interrupt or a doorbell, the state
+    /// is not valid, or the window is in use.
     pub fn add_virtio<D: VirtioDevice + 'static>(
         &mut self,
         device: D,
@@ -154,7 +159,11 @@ impl<'a> Wiring<'a> {
         Ok(transport)
     }
 
-    /// Puts a device at I/O ports.
+    /// Puts a device at `count` I/O ports from `first` on.
+    ///
+    /// # Errors
+    ///
+    /// If one of the ports is in use.
     pub fn add_ports(
         &mut self,
         first: u64,
@@ -164,7 +173,11 @@ impl<'a> Wiring<'a> {
         Ok(self.ports.insert(first, count, device)?)
     }
 
-    /// A descriptor that raises an edge on an interrupt line.
+    /// A descriptor that raises an edge on an interrupt line (GSI).
+    ///
+    /// # Errors
+    ///
+    /// If the descriptor can't be created, or `KVM_IRQFD` fails.
     pub fn interrupt(&self, irq: u32) -> Result<EventFd, DeviceError> {
         interrupt(self.args.vm, irq)
     }

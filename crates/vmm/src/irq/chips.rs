@@ -29,6 +29,10 @@ pub struct ChipsState {
 
 impl ChipsState {
     /// Reads the state; no vCPU may run.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_GET_IRQCHIP`, `KVM_GET_PIT2` or `KVM_GET_CLOCK` fails.
     pub fn save(vm: &VmFd, pit: &LazyPit) -> Result<ChipsState, HypervisorError> {
         let chip = |chip_id| {
             let mut chip = kvm_irqchip {
@@ -53,6 +57,10 @@ impl ChipsState {
     }
 
     /// Writes the state into a new VM.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_SET_IRQCHIP`, `KVM_CREATE_PIT2`, `KVM_SET_PIT2` or `KVM_SET_CLOCK` fails.
     pub fn restore(&self, vm: &VmFd, pit: &LazyPit) -> Result<(), HypervisorError> {
         for (chip, chip_id) in [
             (&self.pic_master, KVM_IRQCHIP_PIC_MASTER),

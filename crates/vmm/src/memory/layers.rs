@@ -37,7 +37,7 @@ pub struct Segment {
 ///
 /// # Errors
 ///
-/// Files and description do not fit each other, or do not fit RAM of `size` bytes.
+/// If files and description do not fit each other, or do not fit RAM of `size` bytes.
 pub fn assemble(
     files: Vec<File>,
     layout: Option<MemoryLayout>,
@@ -72,7 +72,12 @@ pub fn assemble(
 }
 
 impl Layer {
-    /// Refuses a file or ranges that do not fit RAM of `size` bytes.
+    /// A layer for RAM of `size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the file has another length, or a range is not in whole pages, overlaps the one before,
+    /// or ends beyond the RAM.
     pub fn new(file: File, covers: Vec<Extent>, size: u64) -> Result<Layer, MemoryError> {
         check(&covers, size)?;
         let actual = file

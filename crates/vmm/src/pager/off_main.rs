@@ -27,7 +27,7 @@ impl Drop for NotifyOnDrop {
 ///
 /// # Errors
 ///
-/// The thread can't be started, or `work` panicked.
+/// If the thread can't be started, or `work` panicked.
 pub fn run_off_main<T: Send + 'static>(
     mailbox: &Arc<Mailbox>,
     work: impl FnOnce() -> T + Send + 'static,

@@ -25,7 +25,7 @@ impl Reconnect {
     ///
     /// # Errors
     ///
-    /// The last attempt's error, once the time is over.
+    /// If no attempt succeeds in time: the error of the last one.
     pub fn attempt<T>(self, connect: impl FnOnce() -> io::Result<T>) -> io::Result<Option<T>> {
         match connect() {
             Ok(connection) => Ok(Some(connection)),

@@ -27,7 +27,7 @@ impl Supply {
     ///
     /// # Errors
     ///
-    /// Memory was lost while the VM was built.
+    /// If memory was lost while the VM was built.
     pub fn take_over(&mut self) -> Result<(), PagerError> {
         if let Supply::Building(thread) = std::mem::replace(self, Supply::Lost) {
             *self = Supply::Pager(thread.stop()?);

@@ -23,6 +23,10 @@ pub struct PagerThread {
 
 impl PagerThread {
     /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// If the event descriptor or the thread can't be created.
     pub fn start(mut memory: PagedMemory) -> Result<PagerThread, PagerError> {
         let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(PagerError::Thread)?;
         let stop = Arc::new(event);
@@ -43,7 +47,7 @@ impl PagerThread {
     ///
     /// # Errors
     ///
-    /// Part of the memory is lost, and reads as zero.
+    /// If part of the memory is lost: it reads as zero.
     pub fn stop(self) -> Result<PagedMemory, PagerError> {
         self.stop.write(1).map_err(PagerError::Thread)?;
         let (memory, ending) = self.thread.join().map_err(|_| {

@@ -46,6 +46,10 @@ impl Role {
 
 /// For a VMM that was handed its files, before its guest runs: opens what it needs of procfs later,
 /// closes procfs, and makes the process not dumpable, so that only root can inspect its memory.
+///
+/// # Errors
+///
+/// If `pagemap` can't be opened, or prctl(2) fails.
 pub fn close_proc() -> io::Result<()> {
     if !handed::is_used() {
         return Ok(());
@@ -68,6 +72,10 @@ pub enum Sandbox {
 impl Sandbox {
     /// Prepares the process: sets no-new-privileges, and installs a handler that reports forbidden
     /// calls. Must be called before any [`enter`](Sandbox::enter).
+    ///
+    /// # Errors
+    ///
+    /// If prctl(2) or sigaction(2) fails, or the event descriptor can't be created.
     pub fn prepare(self) -> io::Result<()> {
         if self == Sandbox::Off {
             return Ok(());
@@ -77,6 +85,10 @@ impl Sandbox {
     }
 
     /// Confines the calling thread, and the threads that it will start, irrevocably.
+    ///
+    /// # Errors
+    ///
+    /// If seccomp(2) fails.
     pub fn enter(self, role: Role) -> io::Result<()> {
         if self == Sandbox::Off {
             return Ok(());

@@ -59,6 +59,10 @@ struct Devices {
 }
 
 /// Reads the body of version 1 or 2.
+///
+/// # Errors
+///
+/// If it is not valid, or bytes are left over.
 pub fn read(body: &[u8]) -> Result<VmState, StateError> {
     let (tree, rest): (Tree, _) =
         postcard::take_from_bytes(body).map_err(|error| StateError::Contents(error.to_string()))?;

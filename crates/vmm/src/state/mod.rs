@@ -79,7 +79,12 @@ impl VmState {
         seal(env!("CARGO_PKG_VERSION"), &body)
     }
 
-    /// Decodes what [`encode`](VmState::encode) or earlier releases wrote; refuses anything else.
+    /// Decodes what [`encode`](VmState::encode) or earlier releases wrote.
+    ///
+    /// # Errors
+    ///
+    /// If it is no state, not whole, or of a later version, if a section is missing, unknown or not
+    /// valid, or if it has more vCPUs or MSRs than KVM could have returned.
     pub fn decode(bytes: &[u8]) -> Result<VmState, StateError> {
         let (envelope, body) = open(bytes)?;
         let state = match envelope.version {

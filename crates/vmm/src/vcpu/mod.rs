@@ -54,6 +54,10 @@ pub struct Vcpu {
 
 impl Vcpu {
     /// Creates vCPU `index`; its local APIC has that id.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_CREATE_VCPU` fails.
     pub fn create(vm: &VmFd, index: u8) -> Result<Vcpu, HypervisorError> {
         let fd = vm
             .create_vcpu(index.into())
@@ -81,7 +85,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// KVM refuses a value.
+    /// If KVM refuses a value.
     pub fn configure(
         &self,
         cpuid: &mut CpuId,
@@ -119,13 +123,17 @@ impl Vcpu {
     }
 
     /// Puts the first vCPU at a kernel's entry point. The others wait until the guest starts them.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_GET_SREGS`, `KVM_SET_SREGS` or `KVM_SET_REGS` fails.
     pub fn enter_at(&self, entry: &Entry) -> Result<(), HypervisorError> {
         entry::set(&self.fd, entry)
     }
 
-    /// Maps a range of guest memory in KVM's page tables (`KVM_PRE_FAULT_MEMORY`), so that the
-    /// guest does not fault there. Errors are ignored, because this only saves time: KVM before
-    /// Linux 6.11 does not support it.
+    /// Maps `length` bytes of guest memory from the guest physical `address` on in KVM's page
+    /// tables (`KVM_PRE_FAULT_MEMORY`), so that the guest does not fault there. Errors are ignored,
+    /// because this only saves time: KVM before Linux 6.11 does not support it.
     #[allow(unsafe_code)] // An ioctl that kvm-ioctls does not have.
     pub fn map_ahead(&self, address: u64, length: u64) {
         let mut range = PreFault {

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub struct VcpuState {
     /// CPUID as the guest sees it.
     pub cpuid: Vec<kvm_cpuid_entry2>,
-    /// Guest TSC frequency, if KVM knows it.
+    /// Guest TSC frequency, kHz, if KVM knows it.
     pub tsc_khz: Option<u32>,
     /// Running, halted, or waiting for its start.
     pub mp_state: kvm_mp_state,
@@ -52,6 +52,11 @@ impl VcpuState {
 impl Vcpu {
     /// Reads the state. The vCPU must not run, and KVM must have completed its last exit. `listed`
     /// are the MSRs that KVM lists.
+    ///
+    /// # Errors
+    ///
+    /// If one of KVM's calls that read the state fails. An unknown frequency of the time stamp
+    /// counter is no error.
     pub fn save(&self, listed: &[u32]) -> Result<VcpuState, HypervisorError> {
         let fd = &self.fd;
         let read = |what| failed_to(what);
@@ -91,7 +96,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// KVM refuses a value.
+    /// If KVM refuses a value.
     pub fn restore(
         &self,
         state: &VcpuState,

@@ -134,7 +134,11 @@ const OPTIONAL: [&str; 2] = ["constant_tsc", "tsc_deadline_timer"];
 /// In leaf 0x80000008: bits of instructions, not of mitigations.
 const NOT_MITIGATIONS: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 9;
 
-/// Finds a level by name; the error is a sentence.
+/// Finds a level by name.
+///
+/// # Errors
+///
+/// If there is no level of this name: a sentence that lists the names.
 pub fn find(name: &str) -> Result<&'static Level, String> {
     LEVELS
         .iter()

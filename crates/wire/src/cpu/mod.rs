@@ -179,6 +179,11 @@ impl Profile {
     }
 
     /// Checks a profile from an untrusted source for consistency.
+    ///
+    /// # Errors
+    ///
+    /// If the version is not [`VERSION`], the vendor is not 12 ASCII characters or not that of the
+    /// leaves, or there are more than 256 leaves. The error is a sentence.
     pub fn check(&self) -> Result<(), String> {
         if self.version != VERSION {
             let version = self.version;
@@ -199,7 +204,12 @@ impl Profile {
 }
 
 impl Wanted {
-    /// The part of `host` that a VM sees; the error lists everything that the host lacks.
+    /// The part of `host` that a VM sees.
+    ///
+    /// # Errors
+    ///
+    /// If there is no level of that name, the given profile is not valid, or the host lacks
+    /// features: a sentence that lists all of them.
     pub fn of(&self, host: &Profile) -> Result<Profile, String> {
         let (what, lacking, profile) = match self {
             Wanted::Named(name) => {

@@ -42,7 +42,7 @@ fn is_harmful(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Is the text printable ASCII only? Then each byte is one column, and none is harmful.
+/// Whether the text is only printable ASCII. If so, each byte is one column, and none is harmful.
 fn is_plain(text: &[u8]) -> bool {
     // Eight bytes at a time, because a list of a thousand VMs has a hundred thousand bytes.
     let (words, rest) = text.as_chunks::<8>();

@@ -19,6 +19,10 @@ pub struct HostSide {
 
 impl HostSide {
     /// The network of a case, opened by its first run.
+    ///
+    /// # Errors
+    ///
+    /// If the host's network can't be opened.
     pub fn of(side: &mut Option<HostSide>) -> Result<&mut HostSide> {
         if side.is_none() {
             let (host, _) = Host::open(HostOptions::default(), &[], &BTreeSet::new())?;
@@ -29,6 +33,10 @@ impl HostSide {
     }
 
     /// Makes a VM's address, link, route, rules and name; then removes them.
+    ///
+    /// # Errors
+    ///
+    /// If the address, the link or the rules can't be made or removed.
     pub fn set_up(&mut self, run: u32) -> Result<Sample> {
         let vm = VmId::parse(&format!("{run:012x}"))?;
         let start = now_ns();
@@ -71,7 +79,11 @@ impl HostSide {
     }
 }
 
-/// Makes it by commands; then removes it.
+/// Makes the host's side of a VM's network by commands; then removes it.
+///
+/// # Errors
+///
+/// If a command fails.
 pub fn by_commands(commands: &HostCommands) -> Result<Sample> {
     let start = now_ns();
     run_all(&commands.make)?;

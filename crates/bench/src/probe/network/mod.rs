@@ -27,6 +27,11 @@ pub struct State {
     tap: Option<streams::HostTap>,
 }
 
+/// Measures one run of a network case. Run 0 prepares the machine for it.
+///
+/// # Errors
+///
+/// If a kernel module or the network namespace can't be made ready, or the run fails.
 pub fn run(what: &Network, run: u32, state: &mut State) -> Result<Sample> {
     // The node's own network is in the machine's namespace.
     if run == 0 && !matches!(what, Network::ToAnswer(_)) {

@@ -64,6 +64,10 @@ impl HostTap {
 
 /// Boots a guest, and measures once it listens. The sample's time is that in which the machine's
 /// processor was busy, for each unit of the traffic.
+///
+/// # Errors
+///
+/// If the TAP can't be made, the VMM ends before its guest listens, or the traffic stops.
 pub fn measure(
     argv: &[String],
     tap: TapUse,

@@ -14,6 +14,12 @@ const MAX_STDERR: usize = 64 * 1024;
 /// can reach mirrors; in an image they would be another host's.
 const FORGET_HOST: &str = r#"rm -f "$1/etc/hostname" "$1/etc/resolv.conf""#;
 
+/// `jiffy image build`
+///
+/// # Errors
+///
+/// If mmdebstrap is not installed or fails, an option of the build is wrong, or the node refuses
+/// the image.
 pub async fn build(client: &Client, wanted: Build) -> Result<Outcome> {
     let mut command = mmdebstrap(&wanted)?;
     let mut child = command.spawn().map_err(|error| match error.kind() {

@@ -15,6 +15,10 @@ use std::path::{Path, PathBuf};
 use tar::{Builder, EntryType, Header};
 
 /// `jiffy image import`
+///
+/// # Errors
+///
+/// If the source can't be read, or the node refuses it.
 pub async fn import(client: &Client, wanted: Import) -> Result<Outcome> {
     let source = Source::open(wanted.source.clone())?;
     let mut query = format!("from={}", encoded(&wanted.source.display().to_string()));
@@ -33,7 +37,12 @@ pub async fn import(client: &Client, wanted: Import) -> Result<Outcome> {
     show_image(&image, wanted.format)
 }
 
-/// Uploads what `write` writes as an image, with a progress bar.
+/// Uploads what `write` writes as an image, with a progress bar; `length` is the number of bytes if
+/// it is known.
+///
+/// # Errors
+///
+/// If `write` fails, or the node refuses the image.
 pub async fn upload(
     client: &Client,
     name: &str,

@@ -20,6 +20,10 @@ use crate::render::{Table, age, now, size};
 use jiffy_wire::api::{self, CommitVm, Committed, Pruned};
 
 /// `jiffy image`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, or a file or stdout can't be used.
 pub async fn image(context: &Context, image: Image) -> Result<Outcome> {
     let client = context.client()?;
     match image {
@@ -64,6 +68,10 @@ pub async fn image(context: &Context, image: Image) -> Result<Outcome> {
 }
 
 /// `jiffy commit`
+///
+/// # Errors
+///
+/// If there is no node, it refuses, or stdout can't be written.
 pub async fn commit(context: &Context, commit: Commit) -> Result<Outcome> {
     let wanted = CommitVm {
         image: commit.image,

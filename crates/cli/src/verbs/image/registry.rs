@@ -24,6 +24,11 @@ const MAX_PEM: u64 = 4 << 20;
 const DIGITS: usize = 19;
 
 /// `jiffy pull`
+///
+/// # Errors
+///
+/// If a key or certificate file can't be read, there is no node, the pull fails, or the connection
+/// is lost.
 pub async fn pull(context: &Context, wanted: Pull) -> Result<Outcome> {
     let mut access = access(&wanted.registry)?;
     if let Some(file) = &wanted.verify_key {
@@ -58,6 +63,11 @@ pub async fn pull(context: &Context, wanted: Pull) -> Result<Outcome> {
 }
 
 /// `jiffy push`
+///
+/// # Errors
+///
+/// If a certificate file can't be read, there is no node, the push fails, or the connection is
+/// lost.
 pub async fn push(context: &Context, wanted: Push) -> Result<Outcome> {
     let request = PushArtifact {
         name: wanted.name,
@@ -92,6 +102,10 @@ pub async fn is_missing(client: &Client, image: &str) -> bool {
 }
 
 /// Pulls a missing image if its name is a reference. True if it was pulled.
+///
+/// # Errors
+///
+/// If the pull fails.
 pub async fn pull_missing(client: &Client, image: &str) -> Result<bool> {
     let named = image.contains(['/', ':', '@']);
     if !named && default_registry().is_none() {
@@ -102,6 +116,10 @@ pub async fn pull_missing(client: &Client, image: &str) -> Result<bool> {
 }
 
 /// The name of a snapshot on the node; a missing one is pulled if the name is a reference.
+///
+/// # Errors
+///
+/// If a key is given for a snapshot of this node, the pull fails, or the name is an image's.
 pub async fn snapshot(
     client: &Client,
     name: &str,
@@ -135,6 +153,10 @@ pub async fn snapshot(
 }
 
 /// Pulls an image for a VM; with a key, only if it is signed with that key.
+///
+/// # Errors
+///
+/// If the pull fails, or the connection is lost.
 pub async fn fetch(
     client: &Client,
     image: &str,
@@ -183,6 +205,11 @@ fn access(options: &RegistryOptions) -> Result<RegistryAccess> {
     })
 }
 
+/// The text of a PEM file.
+///
+/// # Errors
+///
+/// If the file can't be read, or is not PEM.
 pub fn pem(file: &Path) -> Result<String> {
     let failed = |error| Failure::io(format_args!("{} can't be read", file.display()), error);
     let mut text = String::new();

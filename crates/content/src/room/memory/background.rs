@@ -47,7 +47,7 @@ impl Background {
         let _ = self.claims.wait_for(|claims| *claims > self.before).await;
     }
 
-    /// Has a request claimed this memory?
+    /// Whether a request has claimed this memory.
     pub fn was_claimed(&self) -> bool {
         *self.claims.borrow() > self.before
     }

@@ -15,6 +15,10 @@ use tracing::debug;
 impl Room {
     /// Reserves for a capture: at once if it fits, regardless of the queue. Otherwise waits up to
     /// `wait`, but no longer than the default time limit of requests.
+    ///
+    /// # Errors
+    ///
+    /// If it can never fit, or did not within the time limit.
     pub async fn reserve_for_capture(
         self: &Arc<Self>,
         want: Amount,

@@ -43,7 +43,11 @@ impl Reserved {
         }
     }
 
-    /// Changes the number of vCPUs. An error if more than there are would be reserved.
+    /// Changes the number of vCPUs.
+    ///
+    /// # Errors
+    ///
+    /// If more would be reserved than there are. The number is then unchanged.
     pub fn set_cpus(&mut self, cpus: u64) -> Result<()> {
         let of = |cpus| Amount {
             cpus,

@@ -69,7 +69,7 @@ enum Lack {
 }
 
 impl Shortage {
-    /// Is there enough?
+    /// Whether there is enough.
     pub(super) fn fits(&self) -> bool {
         self.fits_with(Amount::default())
     }
@@ -105,7 +105,7 @@ impl Shortage {
         (self.want.soon > 0 && self.memory.is_some_and(over)).then_some(Lack::Memory)
     }
 
-    /// Would it not fit now even if all VMs ended? Other programs may free memory later.
+    /// Whether it would not fit now even if all VMs ended. Other programs may free memory later.
     pub(super) fn is_permanent(&self) -> bool {
         let beyond = |memory: Memory| {
             let most = memory.available.saturating_add(self.held.whole);
@@ -114,7 +114,7 @@ impl Shortage {
         self.is_beyond_bounds() || self.memory.is_some_and(beyond)
     }
 
-    /// Is it more than VMs may ever have, or the host's whole memory?
+    /// Whether it is more than VMs may ever have, or than the host's whole memory.
     pub(super) fn is_beyond_bounds(&self) -> bool {
         let Bounds { memory, cpus, .. } = self.bounds;
         memory.is_some_and(|limit| self.want.whole > limit)

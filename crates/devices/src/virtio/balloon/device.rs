@@ -44,6 +44,10 @@ impl Balloon {
     }
 
     /// Restores a saved balloon.
+    ///
+    /// # Errors
+    ///
+    /// [`RestoreError::Target`] if the saved target is larger than the RAM.
     pub fn restore(args: BalloonArgs, state: &BalloonState) -> Result<Balloon, RestoreError> {
         state.check(&args)?;
         let mut balloon = Balloon::new(args);
@@ -57,6 +61,10 @@ impl Balloon {
     }
 
     /// An empty balloon with this target, MiB, from which the driver takes nothing back by itself.
+    ///
+    /// # Errors
+    ///
+    /// As for [`set_target`](Balloon::set_target).
     pub fn withholding(args: BalloonArgs, target_mib: u32) -> Result<Balloon, TargetError> {
         let mut balloon = Balloon::new(args);
         balloon.features = WITHHOLDING;
@@ -65,6 +73,11 @@ impl Balloon {
     }
 
     /// Restores a saved balloon that withholds memory.
+    ///
+    /// # Errors
+    ///
+    /// As for [`restore`](Balloon::restore), and [`RestoreError::Given`] if the balloon has more
+    /// pages than the RAM.
     pub fn restore_withholding(
         args: BalloonArgs,
         state: &WithholdingState,
@@ -99,6 +112,10 @@ impl Balloon {
 
     /// Sets the balloon's target size, MiB, and notifies the driver: at once, or when it runs
     /// again. Setting the same target again makes a driver that had to take pages back try again.
+    ///
+    /// # Errors
+    ///
+    /// If the target is larger than the RAM. The former one stays then.
     pub fn set_target(&mut self, target_mib: u32) -> Result<(), TargetError> {
         let pages = u64::from(target_mib) * u64::from(PAGES_PER_MIB);
         let fits = pages * PAGE <= self.account.ram_bytes;

@@ -8,16 +8,24 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 /// Releases guest memory to the host.
 pub trait Reclaim: Send + Sync {
-    /// Releases `length` bytes of guest RAM from `start` on to the host. The guest does not need
-    /// their contents; when it accesses them next, which may be during this call, it reads zeros or
-    /// the old contents.
+    /// Releases `length` bytes of guest RAM from the guest physical address `start` on to the host.
+    /// The guest does not need their contents; when it accesses them next, which may be during this
+    /// call, it reads zeros or the old contents.
     ///
     /// The range is not empty, is page-aligned at both ends, and is in one region of guest RAM. May
     /// be called from any thread, also concurrently.
+    ///
+    /// # Errors
+    ///
+    /// If the host refuses. The memory may not be released then; the guest can use it all the same.
     fn release(&self, start: GuestAddress, length: u64) -> io::Result<()>;
 
     /// The same for memory that the guest has taken out of use: what it reads there next may be
     /// anything that it was allowed to read before.
+    ///
+    /// # Errors
+    ///
+    /// As for [`release`](Reclaim::release).
     fn discard(&self, start: GuestAddress, length: u64) -> io::Result<()> {
         self.release(start, length)
     }

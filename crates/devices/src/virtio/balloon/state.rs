@@ -11,9 +11,9 @@ use thiserror::Error;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalloonState {
-    /// The target size in pages.
+    /// The target size in pages of 4 KiB.
     pub target_pages: u32,
-    /// The size in pages, as the driver reports it.
+    /// The size in pages of 4 KiB, as the driver reports it.
     pub actual_pages: u32,
     /// The value with which the driver fills free pages.
     pub poison: u32,
@@ -27,7 +27,7 @@ pub struct BalloonState {
 pub struct WithholdingState {
     /// What any balloon has.
     pub balloon: BalloonState,
-    /// Pages that the driver gave and has not taken back.
+    /// Pages of 4 KiB that the driver gave and has not taken back.
     pub given_pages: u32,
 }
 

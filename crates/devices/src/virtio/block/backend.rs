@@ -21,6 +21,12 @@ pub struct Backend {
 
 impl Backend {
     /// Opens a disk.
+    ///
+    /// # Errors
+    ///
+    /// If the serial number is too long, if the file can't be opened as the options ask for, is
+    /// neither a regular file nor a block device, or is in use, or if its length is 0 or not a
+    /// whole number of blocks ([`BlockError`]).
     pub fn open(options: &BlockOptions) -> Result<Backend, BlockError> {
         let id = options.id.as_bytes();
         let mut padded = [0; ID_BYTES];
@@ -40,6 +46,7 @@ impl Backend {
     /// Marks parts of the disk's file as missing. Must be called before the disk is used.
     ///
     /// # Panics
+    ///
     /// If there is an executor of it.
     pub fn set_residency(&mut self, residency: Arc<dyn Residency>) {
         Arc::get_mut(&mut self.disk)

@@ -25,6 +25,10 @@ pub struct Block {
 
 impl Block {
     /// Opens a disk.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Backend::open`].
     pub fn open(options: &BlockOptions) -> Result<Block, BlockError> {
         Ok(Block {
             backend: Backend::open(options)?,
@@ -34,6 +38,10 @@ impl Block {
     }
 
     /// Opens the disk of a saved device. Its properties must be those that the guest knows.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Backend::open`], and [`RestoreError::Changed`] if a property differs.
     pub fn restore(options: &BlockOptions, state: &BlockState) -> Result<Block, RestoreError> {
         let block = Block::open(options)?;
         state.compare(&options.path, &block.save())?;

@@ -18,15 +18,20 @@ pub trait Residency: std::fmt::Debug + Send + Sync {
 /// Gets bytes that are missing in a disk's file, any number of ranges at a time. Only the
 /// disk's own thread calls it, and only [`Fetcher::wait`] blocks.
 pub trait Fetcher {
-    /// Requests these bytes of the disk. Returns the id that the answer will have.
+    /// Requests these bytes of the disk, counted from its beginning. Returns the id that the answer
+    /// will have.
     fn ask(&self, bytes: Range<u64>) -> u64;
 
-    /// Takes the answers that have arrived, in any order. The guest gets an I/O error for an
-    /// error.
+    /// Takes the answers that have arrived, in any order, with the ids of their requests. If an
+    /// answer is an error, the guest gets an I/O error.
     fn answers(&self) -> Vec<(u64, io::Result<Fetched>)>;
 
     /// Waits until an answer may have arrived, `wakeup` is readable, or [`Fetcher::answers`] has
     /// to be called for another reason. Returns whether `wakeup` is readable.
+    ///
+    /// # Errors
+    ///
+    /// If poll(2) fails.
     fn wait(&self, wakeup: BorrowedFd<'_>) -> io::Result<bool>;
 
     /// Drops all requests, because their reads were given up.

@@ -9,7 +9,7 @@ use thiserror::Error;
 /// its queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockState {
-    /// Its size.
+    /// Its size, bytes.
     pub bytes: u64,
     /// Whether the guest may only read.
     pub read_only: bool,

@@ -52,7 +52,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// The tag is too long, or the socket can't be used.
+    /// If the tag is too long, or the socket can't be used.
     pub fn new(args: FsArgs) -> Result<Fs, FsError> {
         let config = Config::new(&args.tag)?;
         let channel = args.server.map(Channel::new).transpose();
@@ -72,7 +72,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// The guest has mounted another tag, or [`Fs::new`] fails.
+    /// If the guest has mounted another tag, or [`Fs::new`] fails.
     pub fn restore(args: FsArgs, state: &FsState) -> Result<Fs, RestoreError> {
         state.check(&args.tag)?;
         Ok(Fs::new(args)?)
@@ -95,7 +95,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// The device is not paused, or the server does not answer so.
+    /// If the device is not paused, or the server does not answer so.
     pub fn exchange(&mut self, opcode: u32, arguments: &[&[u8]]) -> Result<Vec<u8>, ExchangeError> {
         let link = self.link.as_mut().ok_or(ExchangeError::Running)?;
         link.exchange(opcode, arguments)

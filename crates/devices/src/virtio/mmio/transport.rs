@@ -62,6 +62,10 @@ pub struct NotPaused;
 
 impl<D: VirtioDevice> MmioTransport<D> {
     /// A transport after reset.
+    ///
+    /// # Errors
+    ///
+    /// If an event descriptor can't be created.
     pub fn new(
         device: D,
         memory: Arc<GuestMemory>,
@@ -100,6 +104,12 @@ impl<D: VirtioDevice> MmioTransport<D> {
 
     /// Restores a saved transport, paused; [`resume`](Self::resume) starts it. The state is not
     /// trusted: queues are checked again on resume, the rest here.
+    ///
+    /// # Errors
+    ///
+    /// If the device has another type or number of queues than the saved one, if the driver relies
+    /// on features that are not offered or could not have reached the status, or if an event
+    /// descriptor can't be created.
     pub fn restore(
         device: D,
         memory: Arc<GuestMemory>,
@@ -190,7 +200,12 @@ impl<D: VirtioDevice> MmioTransport<D> {
         }
     }
 
-    /// Resumes a paused device. After an error the driver sees DEVICE_NEEDS_RESET.
+    /// Resumes a paused device. Does nothing if its driver had not started it.
+    ///
+    /// # Errors
+    ///
+    /// If a queue is not valid, or as of [`VirtioDevice::activate`]. The driver sees
+    /// DEVICE_NEEDS_RESET then.
     pub fn resume(&mut self) -> Result<(), ActivateError> {
         if self.running || self.status & status::DRIVER_OK == 0 || self.interrupt.failed() {
             return Ok(());
@@ -204,6 +219,10 @@ impl<D: VirtioDevice> MmioTransport<D> {
     }
 
     /// The transport's state; the device must be paused or never started.
+    ///
+    /// # Errors
+    ///
+    /// [`NotPaused`] if the device runs.
     pub fn save(&self) -> Result<MmioTransportState, NotPaused> {
         if self.running {
             return Err(NotPaused);

@@ -60,6 +60,12 @@ struct Queues {
 
 impl Net {
     /// Creates the device; checks the flags of a TAP interface.
+    ///
+    /// # Errors
+    ///
+    /// If the MAC address or the MTU is not valid, if the number of queue pairs is 0 or too large,
+    /// if a descriptor is not a queue of a TAP interface with the necessary flags, or if the socket
+    /// of passt or a poll set can't be used.
     pub fn new(mut args: NetArgs) -> Result<Net, NetError> {
         args.check()?;
         let gate = args.guard.take().map(|guard| Arc::new(Gate::new(guard)));
@@ -92,6 +98,11 @@ impl Net {
     /// Restores a device. Its address may differ from the saved one: then the guest must take it on
     /// before it sends anything. If it is the same, the guest is asked to announce itself to its
     /// neighbours. Its driver may use offloads of the backend that it was saved with.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Net::new), and if the saved device had another number of queue pairs, or used
+    /// none of them or more.
     pub fn restore(args: NetArgs, state: &NetState) -> Result<Net, RestoreError> {
         let mut net = Net::new(args)?;
         for pair in net.pairs.iter().flatten() {

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use thiserror::Error;
 use virtio_bindings::virtio_net::*;
 
-/// Bytes of `struct virtio_net_hdr` without hash fields.
+/// Bytes of `struct virtio_net_hdr` (Virtio 1.3 §5.1.6) without hash fields.
 pub const BYTES: usize = 12;
 
 /// The virtio header, the Ethernet header and, if there is a guard, those of the packet. They are
@@ -83,8 +83,13 @@ fn has(features: u64, feature: u32) -> bool {
     features & (1 << feature) != 0
 }
 
-/// Checks the header of a frame of `frame` bytes, and returns the header for the host. Fields
-/// without a meaning are zero.
+/// Checks the header of a frame of `frame` bytes, and returns the header for the host. `features`
+/// are those that the driver has accepted. Fields without a meaning are zero.
+///
+/// # Errors
+///
+/// If it asks for an offload that was not negotiated or does not exist, if a field points beyond
+/// the frame, or if the segments would have no bytes or no checksum.
 pub fn check(header: &[u8; BYTES], frame: u32, features: u64) -> Result<[u8; BYTES], Refused> {
     let [flags, gso_type, ..] = *header;
     let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);

@@ -10,7 +10,7 @@ use thiserror::Error;
 pub struct NetState {
     /// The guest's address.
     pub mac: Mac,
-    /// The MTU that the driver read.
+    /// The MTU that the driver read, bytes.
     pub mtu: Option<u16>,
     /// Pairs of queues of the device.
     pub pairs: u16,

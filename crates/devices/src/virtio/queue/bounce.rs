@@ -23,7 +23,7 @@ impl Bounce {
     ///
     /// # Errors
     ///
-    /// The file is too short, or a system call fails.
+    /// If the file is too short, or a system call fails.
     pub(crate) fn transfer(
         &mut self,
         file: &File,

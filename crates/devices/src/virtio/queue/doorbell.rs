@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 ///
 /// # Errors
 ///
-/// The ioctl fails.
+/// If the ioctl fails.
 pub(crate) fn make_blocking(doorbell: &EventFd) -> io::Result<()> {
     Ok(rustix::io::ioctl_fionbio(descriptor(doorbell), false)?)
 }

@@ -41,7 +41,7 @@ impl Vectors {
     ///
     /// # Errors
     ///
-    /// The file is too short, or a system call fails.
+    /// If the file is too short, or a system call fails.
     pub(crate) fn transfer(
         &mut self,
         file: &File,
@@ -77,7 +77,7 @@ impl Vectors {
     ///
     /// # Errors
     ///
-    /// The peer is gone (without SIGPIPE), or the call fails.
+    /// If the peer is gone (without SIGPIPE), or the call fails.
     pub(crate) fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -56,12 +56,21 @@ struct Worker {
 impl Vsock {
     /// Listens at `args.path`. Programs may connect from now on, and wait until the guest's driver
     /// is ready.
+    ///
+    /// # Errors
+    ///
+    /// If the context id is reserved, if the socket can't be created at the path, where another
+    /// program may listen, or if a poll set can't be created.
     pub fn new(args: VsockArgs) -> Result<Vsock, VsockError> {
         Vsock::make(args, None)
     }
 
     /// Restores a device. At activation, before `activate` returns, its guest is told that all its
     /// connections are gone, so the interrupt controllers must be restored before.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Vsock::new), and if no device could have saved the state.
     pub fn restore(args: VsockArgs, state: &VsockState) -> Result<Vsock, VsockError> {
         state.check()?;
         Vsock::make(args, Some(state))

@@ -86,6 +86,10 @@ impl Engine {
 
     /// Takes queues into use. Connections stay open if these are the queues that [`Engine::detach`]
     /// returned; otherwise the driver was reset and knows none.
+    ///
+    /// # Errors
+    ///
+    /// If epoll_ctl(2) of a doorbell fails.
     pub fn attach(&mut self, rings: Rings, poll: &PollSet) -> io::Result<()> {
         for (number, ring) in (0..).zip(rings.each()) {
             let doorbell = &ring.active().doorbell;
@@ -285,6 +289,10 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
 }
 
 /// Sleeps for at most `timeout`, then does one turn.
+///
+/// # Errors
+///
+/// If epoll_wait(2) fails. There is no turn then.
 pub fn step(engine: &Mutex<Engine>, poll: &PollSet, timeout: Option<Duration>) -> io::Result<Step> {
     let mut events = [Event::default(); 64];
     let count = poll.wait(timeout, &mut events)?;

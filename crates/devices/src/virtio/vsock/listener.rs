@@ -34,6 +34,11 @@ pub struct Listener {
 impl Listener {
     /// Listens at `path`, for this user only. Replaces only a socket file that no program listens
     /// on. A socket of that name that was handed over is used as it is.
+    ///
+    /// # Errors
+    ///
+    /// If the path is longer than a socket's address allows, if another program listens there, if
+    /// another kind of file is there, or if a call of the socket fails.
     pub fn bind(path: &Path) -> Result<Listener, VsockError> {
         let failed = |source: io::Error| VsockError::Listen {
             path: path.to_owned(),
@@ -73,7 +78,12 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Accepts one waiting program; `WouldBlock` if there is none.
+    /// Accepts one waiting program.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if there is none. Otherwise if accept4(2) fails, such as with `EMFILE` if no
+    /// descriptor is free.
     pub fn accept(&self) -> io::Result<UnixStream> {
         let socket = accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
         Ok(UnixStream::from(socket))

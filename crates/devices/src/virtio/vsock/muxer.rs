@@ -76,7 +76,11 @@ pub struct Muxer {
 }
 
 impl Muxer {
-    /// Listens at `path`; accepts no program yet.
+    /// Takes over the listener at `path`, and watches it in `poll`; accepts no program yet.
+    ///
+    /// # Errors
+    ///
+    /// If epoll_ctl(2) fails.
     pub fn new(
         guest_cid: u64,
         path: PathBuf,

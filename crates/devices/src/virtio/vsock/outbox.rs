@@ -36,7 +36,11 @@ impl Outbox {
         }
     }
 
-    /// Sends as much as the socket takes. After an error the rest is still held.
+    /// Sends as much as the socket takes.
+    ///
+    /// # Errors
+    ///
+    /// If send(2) fails, such as with `EPIPE` if the program is gone. The rest is still held.
     pub fn flush(&mut self, stream: &UnixStream) -> io::Result<()> {
         while !self.bytes.is_empty() {
             match send(stream, self.bytes.as_slices().0, SendFlags::NOSIGNAL) {

@@ -203,6 +203,11 @@ impl<'m> Buffers<'m> {
 
     /// Takes the buffers of `chain`, all of whose descriptors must be device-readable
     /// ([`Permissions::Read`]) or device-writable ([`Permissions::Write`]).
+    ///
+    /// # Errors
+    ///
+    /// If a descriptor has the wrong direction or is outside of guest memory, or if there are too
+    /// many.
     pub fn load(&mut self, chain: Chain, access: Permissions) -> Result<(), Malformed> {
         self.segments.clear();
         self.len = 0;
@@ -247,12 +252,20 @@ impl<'m> Buffers<'m> {
 
     /// Sends `length` bytes from `offset` on to a non-blocking socket. Returns how many were sent:
     /// fewer if the socket is full.
+    ///
+    /// # Errors
+    ///
+    /// If send(2) fails for another reason, such as with `EPIPE` if the program is gone.
     pub fn send(&self, stream: &UnixStream, offset: usize, length: usize) -> io::Result<usize> {
         let part = segment::part(&self.segments, offset, length);
         Vectors::default().send(stream.as_fd(), self.memory, part)
     }
 
     /// Reads up to `length` bytes from a non-blocking socket to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// If read(2) fails. That there are no bytes is no error.
     pub fn receive(
         &self,
         stream: &UnixStream,
@@ -272,6 +285,11 @@ impl<'m> Buffers<'m> {
 /// Reads and checks the header of a packet from the guest; its payload is `len` bytes of `buffers`
 /// from [`HEADER_LEN`] on. The caller checks destination, type and operation, and answers wrong
 /// ones with RST. The source may be any of `guest_cids`.
+///
+/// # Errors
+///
+/// If the chain is shorter than a header or than the payload that the header announces, if the
+/// payload is longer than [`MAX_PAYLOAD`], or if the source is none of `guest_cids`.
 pub fn parse(buffers: &Buffers<'_>, guest_cids: &[u64]) -> Result<Header, Malformed> {
     let Some(held) = buffers.len().checked_sub(HEADER_LEN) else {
         return Err(Malformed::TooShort(buffers.len()));

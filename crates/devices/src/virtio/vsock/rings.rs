@@ -29,6 +29,11 @@ pub struct Rings {
 
 impl Rings {
     /// Assigns the queues of an activation.
+    ///
+    /// # Errors
+    ///
+    /// [`ActivateError::MissingQueue`] if the driver did not enable the receive or the transmit
+    /// queue.
     pub fn new(
         memory: Arc<GuestMemory>,
         interrupt: Arc<dyn Interrupt>,

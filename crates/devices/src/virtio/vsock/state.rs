@@ -28,7 +28,11 @@ pub struct SavedConnection {
 }
 
 impl VsockState {
-    /// Refuses a state that no device could have saved.
+    /// Checks that a device could have saved this state.
+    ///
+    /// # Errors
+    ///
+    /// If there are more connections than a device has, or if the context id is reserved.
     pub fn check(&self) -> Result<(), VsockError> {
         if self.connections.len() > 2 * CONNECTION_LIMIT {
             return Err(VsockError::SavedConnections(self.connections.len()));

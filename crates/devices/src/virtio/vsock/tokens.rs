@@ -18,8 +18,7 @@ pub const DIALER: u64 = RESERVED | 5;
 /// First number of sockets without a connection.
 const FIRST_NUMBER: u32 = 16;
 
-/// The token of a socket that has no ports (yet, or any more). Numbers repeat after four thousand
-/// million sockets.
+/// The token of a socket that has no ports (yet, or any more). Numbers repeat after 2³² sockets.
 pub fn numbered(counter: &mut u32) -> u64 {
     *counter = counter.wrapping_add(1).max(FIRST_NUMBER);
     RESERVED | u64::from(*counter)

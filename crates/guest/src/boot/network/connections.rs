@@ -48,6 +48,10 @@ impl Connection {
 
 /// Resets all TCP connections from these addresses; returns their number. The addresses and routes
 /// must be removed before: the peer is still connected to the parent VM and must get no packet.
+///
+/// # Errors
+///
+/// If the kernel refuses the list or to end a connection.
 pub fn reset(addresses: &[IpAddr]) -> IoResult<usize> {
     let mut netlink = Netlink::open(Some(SOCK_DIAG))?;
     let mut inherited = Vec::new();

@@ -23,6 +23,10 @@ const LOOPBACK: u32 = 1;
 
 /// Brings loopback and the given interfaces up. A failure of one is reported and does not stop the
 /// others.
+///
+/// # Errors
+///
+/// If no netlink socket can be opened, or loopback can't be brought up.
 pub fn configure(interfaces: &[Interface], report: &mut Report) -> Result<(), String> {
     let mut netlink = open()?;
     netlink
@@ -41,6 +45,10 @@ pub fn configure(interfaces: &[Interface], report: &mut Report) -> Result<(), St
 /// Reconfigures the interfaces of a restored guest. A changed interface first loses addresses and
 /// routes that the new configuration lacks, and connections from removed addresses are reset. Only
 /// then it gets its new MAC address and announces itself to neighbours.
+///
+/// # Errors
+///
+/// If no netlink socket can be opened. A failure of one interface is reported instead.
 pub fn reconfigure(
     old: &[Interface],
     new: &[Interface],

@@ -51,6 +51,10 @@ pub struct Netlink {
 
 impl Netlink {
     /// Opens a socket for routes, addresses and links, or for another netlink protocol.
+    ///
+    /// # Errors
+    ///
+    /// If `socket` fails.
     pub fn open(protocol: Option<Protocol>) -> IoResult<Netlink> {
         let flags = SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
@@ -61,11 +65,19 @@ impl Netlink {
     }
 
     /// Index of an interface.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if there is no such interface.
     pub fn index_of(&self, name: &str) -> IoResult<u32> {
         net::netdevice::name_to_index(&self.socket, name)
     }
 
     /// Brings an interface up, and sets its MTU if given.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
     pub fn set_link(&mut self, index: u32, mtu: Option<u32>) -> IoResult<()> {
         let mut message = Message::about_link(index, IFF_UP);
         if let Some(mtu) = mtu {
@@ -75,6 +87,10 @@ impl Netlink {
     }
 
     /// Sets an interface's MAC address.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
     pub fn set_mac(&mut self, index: u32, mac: Mac) -> IoResult<()> {
         let mut message = Message::about_link(index, 0);
         message.attribute(IFLA_ADDRESS, &mac.0);
@@ -82,18 +98,30 @@ impl Netlink {
     }
 
     /// Adds an address to an interface, or keeps it.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
     pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> IoResult<()> {
         let message = Message::new(RTM_NEWADDR, NLM_F_REPLACE_CREATE);
         self.request(message.about_address(index, address, prefix))
     }
 
     /// Removes an address.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it, as with `EADDRNOTAVAIL` if there is no such address.
     pub fn remove_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> IoResult<()> {
         let message = Message::new(RTM_DELADDR, 0);
         self.request(message.about_address(index, address, prefix))
     }
 
     /// Adds a permanent neighbour.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
     pub fn add_neighbour(&mut self, index: u32, address: IpAddr, mac: Mac) -> IoResult<()> {
         let message = Message::new(RTM_NEWNEIGH, NLM_F_REPLACE_CREATE);
         let mut message = message.about_neighbour(index, address);
@@ -102,11 +130,19 @@ impl Netlink {
     }
 
     /// Removes a neighbour.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it, as with `ENOENT` if there is no such neighbour.
     pub fn remove_neighbour(&mut self, index: u32, address: IpAddr) -> IoResult<()> {
         self.request(Message::new(RTM_DELNEIGH, 0).about_neighbour(index, address))
     }
 
     /// Adds a default route.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
     pub fn add_default_route(&mut self, index: u32, gateway: IpAddr) -> IoResult<()> {
         let message = |flags| {
             Message::new(RTM_NEWROUTE, NLM_F_REPLACE_CREATE).about_default(index, gateway, flags)
@@ -121,11 +157,19 @@ impl Netlink {
     }
 
     /// Removes a default route.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it, as with `ESRCH` if there is no such route.
     pub fn remove_default_route(&mut self, index: u32, gateway: IpAddr) -> IoResult<()> {
         self.request(Message::new(RTM_DELROUTE, 0).about_default(index, gateway, 0))
     }
 
     /// Sends a request and waits until the kernel has executed it.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it, or `send` or `recv` fails.
     pub fn request(&mut self, message: Message) -> IoResult<()> {
         let sequence = self.send(message, NLM_F_ACK)?;
         let mut buffer = [0u8; 1024];
@@ -140,6 +184,10 @@ impl Netlink {
     }
 
     /// Sends a dump request and calls `take` with the body of each answer.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it, or `send` or `recv` fails.
     pub fn dump(&mut self, message: Message, mut take: impl FnMut(&[u8])) -> IoResult<()> {
         let sequence = self.send(message, NLM_F_DUMP)?;
         // The kernel fills messages of this size for readers with smaller buffers as well.

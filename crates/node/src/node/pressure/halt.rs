@@ -233,6 +233,10 @@ impl Node {
 
     /// Sends a request to a VM's agent. A VM that is halted, or is halted meanwhile, gets it when it
     /// has been resumed.
+    ///
+    /// # Errors
+    ///
+    /// As in [`agent::ask`].
     pub async fn ask_agent(
         &self,
         vm: &VmHandle,

@@ -59,6 +59,10 @@ impl Resolving {
 }
 
 /// This host's own IPv4 addresses.
+///
+/// # Errors
+///
+/// If the kernel refuses to list them.
 pub fn own_addresses() -> Result<Vec<Ipv4Addr>> {
     found::own_v4().map_err(|error| {
         let why = causes::sentence(&error);

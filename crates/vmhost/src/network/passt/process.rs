@@ -45,7 +45,7 @@ pub struct Starting {
 ///
 /// # Errors
 ///
-/// Why it can't be started, without a full stop.
+/// If it can't be started: why, without a full stop.
 pub fn start(
     program: &Path,
     published: &[Publish],
@@ -140,8 +140,8 @@ impl Starting {
     ///
     /// # Errors
     ///
-    /// It has ended with an error, whose last line is named, or is not ready in time; without a
-    /// full stop.
+    /// If it has ended with an error, whose last line is named, or is not ready in time: a sentence
+    /// without a full stop.
     pub fn settle(mut self) -> Result<(), String> {
         match self.wait() {
             Ok(Some(0)) => Ok(()),

@@ -34,6 +34,11 @@ pub struct Passt {
 }
 
 impl Passt {
+    /// Makes the socket non-blocking. `gate` is told of the frames that come in.
+    ///
+    /// # Errors
+    ///
+    /// If ioctl(2) of the socket fails.
     pub fn new(socket: UnixStream, gate: Option<Arc<Gate>>) -> io::Result<Passt> {
         socket.set_nonblocking(true)?;
         Ok(Passt {
@@ -50,7 +55,12 @@ impl Passt {
         &self.socket
     }
 
-    /// The next frame after an empty virtio header.
+    /// The next frame after an empty virtio header. Returns the bytes of both.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if no whole frame has come. `UnexpectedEof` if passt has closed the socket.
+    /// Otherwise if passt announces a frame that is too long, or read(2) fails.
     pub fn receive(&mut self, mut place: Place<'_, '_>) -> io::Result<usize> {
         let frame = loop {
             match self.frame()? {
@@ -98,6 +108,12 @@ impl Passt {
 
     /// Sends a frame without its virtio header. Once a part of it is sent, the rest is kept and sent
     /// later.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if the rest of an earlier frame, or any of this one, has to wait: then nothing
+    /// of it is sent. `InvalidInput` if it is longer than passt takes. Otherwise if the socket
+    /// can't be written.
     pub fn send(&mut self, mut frame: Frame<'_, '_>) -> io::Result<()> {
         self.flush()?;
         let start = frame.lead.frame();
@@ -118,6 +134,11 @@ impl Passt {
 
     /// Sends a frame that holds several datagrams of `segment` bytes, and a rest, as a frame for
     /// each. The fields for checksums keep their values: passt does not read them.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if the rest of an earlier frame has to wait. `InvalidInput` if the frame is no
+    /// IPv4 datagram of UDP, or has too many segments. Otherwise if the socket can't be written.
     pub fn send_segments(&mut self, frame: &Frame<'_, '_>, segment: usize) -> io::Result<()> {
         self.flush()?;
         let whole = [frame.lead.frame(), &frame.copy_rest(0)].concat();
@@ -135,6 +156,10 @@ impl Passt {
     }
 
     /// Sends the rest of a frame.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if a part has to wait. Otherwise if the socket can't be written.
     pub fn flush(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
             let sent = (&*self.socket).write(&self.unsent)?;

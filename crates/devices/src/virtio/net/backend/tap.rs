@@ -56,6 +56,10 @@ fn features(known: u32) -> u64 {
 }
 
 /// Checks the queues of an interface and sets the size of their header.
+///
+/// # Errors
+///
+/// If a file is not a queue of a TAP interface, or its interface lacks a flag.
 pub fn open(files: Vec<File>) -> Result<Vec<Tap>, NetError> {
     let mut known = 0;
     for (number, file) in files.iter().enumerate() {
@@ -118,6 +122,12 @@ impl Tap {
         self.number == 0
     }
 
+    /// Sets the offloads that the driver has accepted, and enables the queues of the first
+    /// `used_pairs` pairs. Only the first queue does so, for all of them.
+    ///
+    /// # Errors
+    ///
+    /// If `TUNSETOFFLOAD` or `TUNSETQUEUE` fails.
     pub fn configure(&self, features: u64, used_pairs: u16) -> io::Result<()> {
         if !self.is_real {
             return Ok(());
@@ -132,6 +142,11 @@ impl Tap {
         Ok(())
     }
 
+    /// Enables the first `count` queues of the interface, and no others.
+    ///
+    /// # Errors
+    ///
+    /// If `TUNSETQUEUE` fails. A queue that is enabled, or disabled, already is no error.
     pub fn enable_queues(&self, count: u16) -> io::Result<()> {
         if !self.is_real || self.queues.len() < 2 {
             return Ok(());
@@ -146,6 +161,12 @@ impl Tap {
         Ok(())
     }
 
+    /// Receives the next frame, with its virtio header. Returns the bytes of both.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if there is none, or if this is not the first queue and it is not enabled.
+    /// Otherwise if readv(2) fails: `EBADFD` if the interface is gone.
     pub fn receive(&self, mut place: Place<'_, '_>) -> io::Result<usize> {
         match place.read_from(self.file().as_fd()) {
             // The queue is not enabled. If the interface is gone, the first queue has this error,
@@ -157,6 +178,12 @@ impl Tap {
         }
     }
 
+    /// Sends a frame with its virtio header.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if the queue is full. Otherwise if writev(2) fails: `EBADFD` if the interface
+    /// is gone or the queue is not enabled.
     pub fn send(&self, mut frame: Frame<'_, '_>) -> io::Result<()> {
         let lead = frame.lead;
         frame.write_to(self.file().as_fd(), lead).map(drop)

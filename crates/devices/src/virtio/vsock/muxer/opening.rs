@@ -158,7 +158,7 @@ impl Muxer {
     ///
     /// # Errors
     ///
-    /// `WouldBlock` to try again later. Any other error is final.
+    /// `WouldBlock` if it is to be tried again later. Any other error is final.
     fn connect_to_host(&mut self, key: Key) -> io::Result<Option<UnixStream>> {
         if let Some(stream) = connected_ahead(&self.path, key.host_port) {
             return Ok(Some(stream));

@@ -512,7 +512,8 @@ impl Guest {
     /// Pumps until `done`.
     ///
     /// # Panics
-    /// After [`TIMEOUT`].
+    ///
+    /// If it takes longer than [`TIMEOUT`].
     pub(in super::super) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Guest) -> bool) {
         let start = Instant::now();
         loop {

@@ -21,6 +21,7 @@ const PROGRAMS: usize = 32;
 /// empty, and is empty afterwards. Without other threads, the same bytes have the same result.
 ///
 /// # Panics
+///
 /// If the device panics, breaks the protocol or holds more than it may.
 pub fn run_scenario(folder: &Path, bytes: &[u8]) {
     let listeners: Vec<UnixListener> = (0..PORTS)
