@@ -137,6 +137,13 @@ impl Timeline {
 /// What the names of a vCPU's exits to the VMM begin with, in its recorded activity.
 pub const EXIT: &str = "exit: ";
 
+/// The thread of the guest's kernel that boots it: its calls, and probes of devices.
+pub const BOOT: &str = "boot";
+/// Stands for the threads of the guest's kernel, in its recorded activity.
+pub const KERNEL_THREADS: &str = "kernel threads";
+/// Stands for the processes of the guest, in its recorded activity.
+pub const PROGRAMS: &str = "programs";
+
 /// Names of spans. Those of a cold run are in the order in which they begin.
 ///
 /// Tests assert this order, and the CLI's table uses it.

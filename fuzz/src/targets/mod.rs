@@ -6,6 +6,7 @@ pub mod agent_frames;
 pub mod api_requests;
 pub mod balloon_queues;
 pub mod block_queue;
+pub mod boot_calls;
 pub mod copy_from_vm;
 pub mod cpu_profile;
 pub mod disk_map;
@@ -43,6 +44,7 @@ pub const TARGETS: &[Target] = &[
     api_requests::TARGET,
     balloon_queues::TARGET,
     block_queue::TARGET,
+    boot_calls::TARGET,
     copy_from_vm::TARGET,
     cpu_profile::TARGET,
     disk_map::TARGET,

@@ -1,10 +1,10 @@
 //! What the VMM's threads and the guest's kernel did, in all.
 
 use crate::render::Table;
-use jiffy_wire::timeline::{EXIT, Span, Timeline, Track};
+use jiffy_wire::timeline::{BOOT, EXIT, PROGRAMS, Span, Timeline, Track};
 use std::collections::BTreeMap;
 
-/// Calls of the kernel that are listed.
+/// Calls of the kernel, and programs, that are listed.
 const LONGEST: usize = 10;
 
 /// Work of a thread, or exits of a vCPU for one reason.
@@ -15,9 +15,11 @@ struct Sum {
 }
 
 /// Exits to the VMM by thread and reason, the work of the other threads, KVM's counters, and the
-/// longest calls of the kernel; empty if no activity was recorded.
+/// longest calls and programs of the guest; empty if no activity was recorded.
 pub fn activity(timeline: &Timeline) -> String {
-    threads(timeline) + &counters(timeline) + &longest(timeline)
+    let calls = longest(timeline, BOOT, "CALL", "calls of the guest's kernel");
+    let programs = longest(timeline, PROGRAMS, "PROGRAM", "programs of the guest");
+    threads(timeline) + &counters(timeline) + &calls + &programs
 }
 
 fn of_threads(timeline: &Timeline, track: Track) -> impl Iterator<Item = (&str, &Span)> {
@@ -60,21 +62,21 @@ fn counters(timeline: &Timeline) -> String {
     format!("\nin KVM:\n{}", table.text())
 }
 
-fn longest(timeline: &Timeline) -> String {
-    let mut calls: Vec<_> = of_threads(timeline, Track::Kernel).collect();
-    if calls.is_empty() {
+/// The longest spans of a thread of the guest's kernel; its moments are not counted.
+fn longest(timeline: &Timeline, thread: &str, column: &str, what: &str) -> String {
+    let spans = of_threads(timeline, Track::Kernel);
+    let spans = spans.filter(|(of, span)| *of == thread && span.duration_ns() > 0);
+    let mut spans: Vec<&Span> = spans.map(|(_, span)| span).collect();
+    if spans.is_empty() {
         return String::new();
     }
-    calls.sort_by_key(|(_, call)| (std::cmp::Reverse(call.duration_ns()), call.start_ns));
-    let mut table = Table::new(["CALL", "MS"]);
-    for (_, call) in calls.iter().take(LONGEST) {
-        table.row([&*call.name, &milliseconds(call.duration_ns())]);
+    spans.sort_by_key(|span| (std::cmp::Reverse(span.duration_ns()), span.start_ns));
+    let mut table = Table::new([column, "MS"]);
+    for span in spans.iter().take(LONGEST) {
+        table.row([&*span.name, &milliseconds(span.duration_ns())]);
     }
-    let count = calls.len();
-    format!(
-        "\nthe longest of {count} calls of the guest's kernel:\n{}",
-        table.text()
-    )
+    let count = spans.len();
+    format!("\nthe longest of {count} {what}:\n{}", table.text())
 }
 
 fn milliseconds(ns: u64) -> String {

@@ -17,8 +17,9 @@ const TRACKS: [Track; 6] = [
 /// Width of the intervals in which exits are counted, nanoseconds.
 const INTERVAL_NS: u64 = 1_000_000;
 
-/// One process per track, and in it one thread per thread whose activity was recorded. The others
-/// are lanes: slices of one thread must nest, and steps that run in parallel do not.
+/// One process per track of the timeline. In it Perfetto has a thread track for each thread whose
+/// activity was recorded, and as many for the steps as are needed: slices of one thread track must
+/// nest, and steps that run in parallel do not.
 pub fn perfetto(timeline: &Timeline) -> Value {
     let (origin, _) = extent(timeline).unwrap_or_default();
     let mut events = Vec::new();
@@ -34,12 +35,12 @@ pub fn perfetto(timeline: &Timeline) -> Value {
         events.push(named("process_sort_index", process, 0, order));
         let mut thread = 0;
         for of in threads {
-            for (lane, spans) in lanes(timeline, *track, of).into_iter().enumerate() {
+            for (number, spans) in thread_tracks(timeline, *track, of).into_iter().enumerate() {
                 thread += 1;
                 let name = of.unwrap_or(name);
-                let name = match lane {
+                let name = match number {
                     0 => name.to_owned(),
-                    _ => format!("{name} {}", lane + 1),
+                    _ => format!("{name} {}", number + 1),
                 };
                 events.push(named(
                     "thread_name",
@@ -168,16 +169,16 @@ pub(super) fn named(what: &str, process: usize, thread: usize, arguments: Value)
     json!({ "ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments })
 }
 
-/// Distributes the spans of a track's thread over as few lanes as possible such that the spans of
-/// each lane nest.
-fn lanes<'a>(timeline: &'a Timeline, track: Track, of: Option<&str>) -> Vec<Vec<&'a Span>> {
+/// Distributes the spans of a track's thread over as few thread tracks as possible such that the spans
+/// of each nest.
+fn thread_tracks<'a>(timeline: &'a Timeline, track: Track, of: Option<&str>) -> Vec<Vec<&'a Span>> {
     let mut spans: Vec<&Span> = timeline
         .spans
         .iter()
         .filter(|span| span.track == track && span.thread.as_deref() == of)
         .collect();
     spans.sort_by_key(|span| (span.start_ns, std::cmp::Reverse(span.end_ns)));
-    let mut lanes: Vec<(Vec<&Span>, Vec<u64>)> = Vec::new();
+    let mut tracks: Vec<(Vec<&Span>, Vec<u64>)> = Vec::new();
     for span in spans {
         let fits = |(_, open): &mut (Vec<&Span>, Vec<u64>)| {
             while open.last().is_some_and(|end| *end <= span.start_ns) {
@@ -185,15 +186,15 @@ fn lanes<'a>(timeline: &'a Timeline, track: Track, of: Option<&str>) -> Vec<Vec<
             }
             open.last().is_none_or(|end| span.end_ns <= *end)
         };
-        let lane = match lanes.iter_mut().position(fits) {
-            Some(lane) => lane,
+        let number = match tracks.iter_mut().position(fits) {
+            Some(number) => number,
             None => {
-                lanes.push(Default::default());
-                lanes.len() - 1
+                tracks.push(Default::default());
+                tracks.len() - 1
             }
         };
-        lanes[lane].0.push(span);
-        lanes[lane].1.push(span.end_ns);
+        tracks[number].0.push(span);
+        tracks[number].1.push(span.end_ns);
     }
-    lanes.into_iter().map(|(spans, _)| spans).collect()
+    tracks.into_iter().map(|(spans, _)| spans).collect()
 }

@@ -121,7 +121,7 @@ fn the_table_follows_the_order_of_the_names() {
 }
 
 #[test]
-fn steps_that_overlap_get_lanes_of_their_own() {
+fn steps_that_overlap_get_tracks_of_their_own() {
     let trace = perfetto(&cold_run());
     let thread_of = |name: &str| {
         let events = trace["traceEvents"].as_array().unwrap();
@@ -140,7 +140,7 @@ fn deep_run() -> Timeline {
     let of = |thread: &str, name: &str, after_us: u64, length_us: u64| {
         let start_ns = began + after_us * 1000;
         let track = match thread {
-            "boot" => Track::Kernel,
+            "boot" | "kernel threads" | "programs" => Track::Kernel,
             _ => Track::Vmm,
         };
         let mut span = Span::new(track, name, start_ns, start_ns + length_us * 1000);
@@ -155,6 +155,11 @@ fn deep_run() -> Timeline {
         of("block vda", "reads", 60, 300),
         of("boot", "driver_init", 1000, 500),
         of("boot", "devices_init", 1010, 400),
+        of("boot", "probe: virtio_rng virtio0", 1020, 300),
+        of("kernel threads", "kthreadd (2)", 900, 0),
+        of("programs", "init (1)", 3000, 5000),
+        of("programs", "false (40), exit 1", 4000, 500),
+        of("programs", "thread 41 of 40", 4100, 0),
         // After the answer.
         of("vcpu 0", "exit: port write", 500_000, 10),
     ]);
@@ -197,11 +202,13 @@ fn activity_has_threads_and_counters_in_perfetto() {
     let thread_of = |name: &str| {
         let tid = &named(name)[0]["tid"];
         let names = named("thread_name").into_iter();
-        let mut names = names.filter(|event| &event["tid"] == tid && event["pid"] == 3);
+        let pid = &named(name)[0]["pid"];
+        let mut names = names.filter(|event| &event["tid"] == tid && &event["pid"] == pid);
         names.next().unwrap()["args"]["name"].clone()
     };
     assert_eq!(thread_of("exit: port read"), "vcpu 0");
     assert_eq!(thread_of("reads"), "block vda");
+    assert_eq!(thread_of("false (40), exit 1"), "programs");
     assert_eq!(thread_of(names::VCPUS), "jiffy-vmm");
     let counts = |name: &str| -> Vec<(f64, u64)> {
         named(name)
@@ -241,6 +248,9 @@ fn spans_name_the_span_that_they_are_part_of() {
     assert_eq!(parent_of("reads"), Some("serves"));
     assert_eq!(parent_of("memmap"), Some("memory set up"));
     assert_eq!(parent_of("devices_init"), Some("driver_init"));
+    assert_eq!(parent_of("probe: virtio_rng virtio0"), Some("devices_init"));
+    assert_eq!(parent_of("kthreadd (2)"), None);
+    assert_eq!(parent_of("false (40), exit 1"), Some("init (1)"));
     assert_eq!(parent_of("driver_init"), None, "steps are no thread's");
     assert_eq!(parent_of("exit: port read"), None);
     assert_eq!(document["counters"].as_array().unwrap().len(), 2);

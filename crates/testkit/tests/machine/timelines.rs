@@ -2,7 +2,7 @@
 
 use crate::support::{Jiffy, jiffy};
 use jiffy_testkit::Running;
-use jiffy_wire::timeline::{Timeline, names};
+use jiffy_wire::timeline::{Span, Timeline, Track, names};
 
 const IN_ORDER: &[&str] = &[
     names::CLI_START,
@@ -98,7 +98,7 @@ fn a_timeline_is_shown_as_table_blame_and_critical_chain() {
 }
 
 #[test]
-fn a_deep_timeline_has_exits_counters_and_initcalls_on_one_clock() {
+fn a_deep_timeline_has_exits_counters_the_boot_and_programs_on_one_clock() {
     let jiffy = jiffy();
     jiffy.ok(&[
         "run",
@@ -107,7 +107,9 @@ fn a_deep_timeline_has_exits_counters_and_initcalls_on_one_clock() {
         "deep",
         "--timeline=deep:/tmp/deep.json",
         "--",
-        "true",
+        "sh",
+        "-c",
+        "/bin/sleep 0.01; /bin/sh -c 'exit 3'; /bin/true",
     ]);
     let bytes = jiffy.lab.read("/tmp/deep.json").expect("it was written");
     jiffy.sh("rm /tmp/deep.json");
@@ -162,6 +164,62 @@ fn a_deep_timeline_has_exits_counters_and_initcalls_on_one_clock() {
         .filter(|call| call.name.starts_with("0x"))
         .count();
     assert_eq!(unnamed, 0, "calls without a name");
+    has_probes_threads_and_programs(&timeline);
+}
+
+/// Asserts that it has what a kernel of ours notes beside calls, in the order in which it must be.
+fn has_probes_threads_and_programs(timeline: &Timeline) {
+    let find = |thread: &str, name: &str| {
+        let mut spans = timeline.spans.iter().filter(|span| {
+            span.thread.as_deref() == Some(thread)
+                && span.name.split_once(" (").map_or(&*span.name, |it| it.0) == name
+        });
+        let span = spans.next();
+        span.unwrap_or_else(|| panic!("no {name} in {thread}: {:?}", timeline.spans))
+    };
+    let within = |inner: &Span, outer: &Span| {
+        assert!(
+            outer.start_ns <= inner.start_ns && inner.end_ns <= outer.end_ns,
+            "{inner:?} is outside of {outer:?}"
+        );
+    };
+    let cut = |span: &Span| span.track == Track::Kernel && span.name == names::ACTIVITY_CUT;
+    assert!(!timeline.spans.iter().any(cut));
+    let kernel = timeline.find(names::KERNEL_BOOT).expect("a boot");
+    let probes: Vec<&Span> = timeline
+        .spans
+        .iter()
+        .filter(|span| span.name.starts_with("probe: "))
+        .collect();
+    for driver in [
+        "probe: virtio-mmio ",
+        "probe: virtio_rng ",
+        "probe: vmw_vsock_virtio ",
+    ] {
+        let probe = probes.iter().find(|probe| probe.name.starts_with(driver));
+        let probe = probe.unwrap_or_else(|| panic!("no {driver}in {probes:?}"));
+        within(probe, kernel);
+        assert!(probe.duration_ns() > 0, "{probe:?}");
+    }
+    within(find("kernel threads", "kthreadd"), kernel);
+
+    let command = timeline.find(names::COMMAND).expect("a command");
+    let init = find("programs", "init");
+    assert!(
+        init.name == "init (1)" && init.start_ns >= kernel.start_ns,
+        "{init:?}"
+    );
+    let shell = find("programs", "sh");
+    within(shell, init);
+    assert!(shell.end_ns > command.start_ns && command.end_ns > shell.start_ns);
+    let sleep = find("programs", "sleep");
+    within(sleep, shell);
+    assert!(sleep.duration_ns() >= 10_000_000, "{sleep:?}");
+    let failed = timeline
+        .spans
+        .iter()
+        .find(|span| span.name.ends_with(", exit 3"));
+    within(failed.expect("a program that failed"), shell);
 }
 
 /// Starts a recording of what runs on each CPU, and waits until it has begun.

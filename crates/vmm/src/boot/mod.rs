@@ -40,10 +40,10 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// How the kernel is entered.
     pub protocol: Protocol,
-    /// End of the memory from its load address on that the kernel needs before it knows its memory
-    /// map, exclusive.
+    /// Guest physical end of the memory from its load address on that the kernel needs before it
+    /// knows its memory map, exclusive.
     pub end: u64,
-    /// The highest end of an initrd, exclusive.
+    /// The highest end of an initrd, guest physical, exclusive.
     pub initrd_limit: u64,
     /// Longest command line with its zero, bytes.
     pub command_line_size: usize,
@@ -91,6 +91,11 @@ pub struct Entry {
 }
 
 /// Reads the headers of `source` and plans its loading into `ram_size` bytes of guest RAM.
+///
+/// # Errors
+///
+/// If `source` is empty, can't be read, or is neither an ELF file nor a bzImage, or as of
+/// [`elf::plan`] and [`bzimage::plan`].
 pub fn plan(source: &(impl Source + ?Sized), ram_size: u64) -> Result<Plan, KernelError> {
     let low_ram_end = ram_size.min(layout::LOW_RAM_END);
     let mut head = [0; 1024];
@@ -125,6 +130,10 @@ pub struct Images<'a> {
 }
 
 /// Opens a kernel file.
+///
+/// # Errors
+///
+/// If it can't be opened, or is not a regular file.
 pub fn open(kernel: &Path) -> Result<OpenFile, BootError> {
     source::open(kernel).map_err(|source| BootError::Open {
         what: "kernel",
@@ -135,6 +144,12 @@ pub fn open(kernel: &Path) -> Result<OpenFile, BootError> {
 
 /// Loads the opened kernel, initrd and boot structures into fresh (all zero) memory; the kernel's
 /// segments may be there already.
+///
+/// # Errors
+///
+/// If the kernel can't be [planned](plan) or read, if the command line is too long or contains a
+/// zero byte, or if the initrd can't be opened, does not fit into the RAM or can't be read. Memory
+/// may be written to in part then.
 pub fn load(
     kernel: &OpenFile,
     is_preloaded: bool,
@@ -242,4 +257,4 @@ pub fn memory_map(ram_size: u64) -> Vec<(u64, u64, bool)> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

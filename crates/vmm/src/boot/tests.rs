@@ -315,9 +315,14 @@ fn a_pvh_kernel_is_loaded_with_initrd_and_command_line() {
     assert_eq!(&line, b"quiet virtio_mmio.device=4K@0xd0000000:5\0");
 }
 
+/// A kernel whose only segment begins at 2 MiB.
+pub(crate) fn small_kernel() -> Vec<u8> {
+    elf(&[one_segment()], Some(0x20_0000))
+}
+
 #[test]
 fn a_preloaded_kernel_is_known_by_its_contents() {
-    let bytes = elf(&[one_segment()], Some(0x20_0000));
+    let bytes = small_kernel();
     let (kernel, _) = file_with(&bytes);
     let images = Images {
         kernel: kernel.path(),
