@@ -2,21 +2,23 @@
 //! streamed.
 
 use crate::access;
+use crate::answer::AnswerBody;
+use crate::connection_options;
+use crate::outgoing::Outgoing;
 use crate::refusal::{Answer, Refusal};
+use crate::servers::{self, Answered, Servers, no_network};
 use crate::shares::{Share, Shares};
 use crate::socket::Socket;
 use crate::target::{self, Target};
 use crate::upgrade::{self, Upgrade};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
-use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
     TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::uri::Authority;
 use hyper::{Request, StatusCode, Uri, Version};
-use hyper_util::rt::TokioIo;
 use jiffy_content::error::Error;
 use jiffy_content::token::Token;
 use jiffy_node::{Caller, Node, on_behalf_of};
@@ -25,20 +27,10 @@ use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::network::is_open_to_the_proxy;
 use jiffy_wire::api::ErrorKind;
 use std::borrow::Cow;
-use std::error::Error as _;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout;
-use tracing::debug;
 
-/// How long a VM's port may take to accept.
-const CONNECT_TIME: Duration = Duration::from_secs(20);
-/// How long a request waits for one of the connections to VMs: as long as many others may need on
-/// a busy host.
-const PLACE_TIME: Duration = Duration::from_secs(60);
 /// Hop-by-hop headers (RFC 9110 §7.6.1), besides those that `Connection` names.
 pub const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
@@ -56,8 +48,6 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 /// Most requests in progress, including those that wait for their VM or for a connection to it.
 const MAX_REQUESTS: usize = 16_384;
-/// Most bytes of a request's header, and of buffered data in each direction.
-pub const BUFFER: usize = 64 << 10;
 
 /// One client's connection; every request and upgrade on it holds a reference.
 pub(crate) struct Client {
@@ -77,8 +67,7 @@ pub(crate) struct Forwarder {
     requests: Shares,
     /// Limits clients' connections with a request, below HTTP/2, where each has one request.
     clients: Shares,
-    /// Limits connections to VMs.
-    connections: Shares,
+    servers: Servers,
 }
 
 /// Keeps a VM awake and the places taken, as long as a request lasts.
@@ -87,12 +76,6 @@ struct RequestGuard {
     _in_use: InUse,
     _client: Arc<Client>,
     _places: [Option<Share>; 2],
-}
-
-/// A connection to a VM's port, and its place, which is held until it is closed.
-struct Server {
-    sender: SendRequest<Incoming>,
-    place: Arc<Share>,
 }
 
 impl Forwarder {
@@ -104,12 +87,12 @@ impl Forwarder {
         most: usize,
     ) -> Forwarder {
         Forwarder {
+            servers: Servers::new(Arc::clone(&node), most),
             node,
             domain,
             token,
             requests: Shares::new(MAX_REQUESTS),
             clients: Shares::new(most),
-            connections: Shares::new(most),
         }
     }
 
@@ -130,14 +113,21 @@ impl Forwarder {
         let (from, secure) = (client.address, client.secure);
         let socket = client.socket.clone();
         let (target, lasting) = self.wake_target(&request, client).await?;
-        let mut server = self.connect(&lasting.vm, target.port).await?;
         let upgrade = Upgrade::of(&mut request);
+        let request = request.map(Outgoing::from);
         let passed = pass_on(request, &target, from, secure, upgrade.as_ref());
-        let answered = server.sender.send_request(passed).await;
-        let mut response =
-            answered.map_err(|error| upstream_error(&lasting.vm, target.port, &error))?;
+        let sent = self
+            .servers
+            .send(&lasting.vm, target.port, passed, upgrade.is_some());
+        let Answered {
+            mut response,
+            answering,
+        } = sent.await?;
+        let persists = servers::persists(&response);
         let protocol = response.headers().get(UPGRADE).cloned();
         remove_hop_by_hop(response.headers_mut());
+        // The proxy's own version (RFC 9110 §2.5); hyper replaces it if the client's is another.
+        *response.version_mut() = Version::HTTP_11;
         let wrong = |how: &str| {
             let (port, name) = (target.port, &lasting.vm.name);
             Refusal::bad_gateway(format!("Port {port} of the VM {name} {how}."))
@@ -145,7 +135,14 @@ impl Forwarder {
         match upgrade {
             Some(upgrade) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 let (vm, held) = (Arc::clone(&lasting.vm), Arc::clone(&lasting));
-                upgrade.switch(&mut response, protocol, vm, socket, (held, server.place));
+                upgrade.switch(
+                    &mut response,
+                    protocol,
+                    vm,
+                    socket,
+                    (held, answering.into_place()),
+                );
+                return Ok(response.map(|body| AnswerBody::new(body, None, lasting).boxed_unsync()));
             }
             None if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 return Err(wrong("switches protocols without being asked"));
@@ -155,14 +152,8 @@ impl Forwarder {
             }
             _ => {}
         }
-        // The VM is in use until the whole body was sent.
-        Ok(response.map(|body| {
-            body.map_frame(move |frame| {
-                let _ = &lasting;
-                frame
-            })
-            .boxed_unsync()
-        }))
+        let from = persists.then_some(answering);
+        Ok(response.map(|body| AnswerBody::new(body, from, lasting).boxed_unsync()))
     }
 
     /// Finds the target of a request, and wakes its VM.
@@ -217,58 +208,6 @@ impl Forwarder {
         awake.map_err(Refusal::unavailable)?;
         Ok((target, lasting))
     }
-
-    /// Connects to a VM's port. The connection must be closed at the VM's end: the VM can't do it.
-    async fn connect(&self, vm: &Arc<VmHandle>, port: u16) -> Result<Server, Refusal> {
-        let Ok(place) = timeout(PLACE_TIME, self.connections.take(&vm.id)).await else {
-            return Err(Refusal::unavailable(Error::no_room(format!(
-                "The proxy has reached its limit of connections, in all or to the VM {}.",
-                vm.name
-            ))));
-        };
-        let stream = self.open(vm, port).await?;
-        let mut client = http1::Builder::new();
-        let handshake = client.max_buf_size(BUFFER).handshake(TokioIo::new(stream));
-        let (sender, connection) = handshake
-            .await
-            .map_err(|error| upstream_error(vm, port, &error))?;
-        let place = Arc::new(place);
-        let (ends, held) = (Arc::clone(vm), Arc::clone(&place));
-        tokio::spawn(async move {
-            let _held = held;
-            tokio::select! {
-                served = connection.with_upgrades() => if let Err(error) = served {
-                    debug!(%error, "a connection to a VM ended with an error");
-                },
-                _ = ends.when(|view| !view.lives()) => {}
-            }
-        });
-        Ok(Server { sender, place })
-    }
-
-    async fn open(&self, vm: &VmHandle, port: u16) -> Result<TcpStream, Refusal> {
-        let name = &vm.name;
-        let Some(server) = self.node.server(vm, port) else {
-            return Err(match self.node.network_note() {
-                None => no_network(name),
-                Some(note) => Refusal::bad_gateway(format!(
-                    "Port {port} of the VM {name} is not published, so the proxy can't reach it. {note}"
-                )),
-            });
-        };
-        let connecting = TcpStream::connect(server);
-        let why = match timeout(CONNECT_TIME, connecting).await {
-            Ok(Ok(stream)) => {
-                let _ = stream.set_nodelay(true);
-                return Ok(stream);
-            }
-            Ok(Err(error)) => format!("can't be reached: {error}."),
-            Err(_) => format!("did not accept in {} s.", CONNECT_TIME.as_secs()),
-        };
-        Err(Refusal::bad_gateway(format!(
-            "Port {port} of the VM {name} {why}"
-        )))
-    }
 }
 
 /// Who sends a request, and how it waits.
@@ -281,24 +220,6 @@ pub(crate) fn caller(headers: &HeaderMap) -> Result<Caller, Error> {
         Error::invalid("The header Jiffy-Wait must be a number of whole seconds.")
     })?;
     Caller::default().with(None, Some(seconds))
-}
-
-fn no_network(name: &str) -> Refusal {
-    Refusal::bad_gateway(format!("The VM {name} has no network."))
-}
-
-fn upstream_error(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
-    // User errors without a body error as their source mean that the VM ended meanwhile.
-    let is_of_body = error.source().is_some_and(|it| it.is::<hyper::Error>());
-    if error.is_user() && is_of_body {
-        return Refusal::damaged_body();
-    }
-    let cause = error.source().map(|source| format!(": {source}"));
-    Refusal::bad_gateway(format!(
-        "Port {port} of the VM {} does not answer in HTTP: {error}{}.",
-        vm.name,
-        cause.unwrap_or_default()
-    ))
 }
 
 /// Builds the request for the VM.
@@ -373,12 +294,8 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 /// Removes the hop-by-hop headers.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
+    let named: Vec<HeaderName> = connection_options(headers)
+        .filter_map(|name| name.parse().ok())
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);

@@ -1,6 +1,7 @@
 //! Connections of clients.
 
-use crate::forward::{BUFFER, Client, Forwarder};
+use crate::BUFFER;
+use crate::forward::{Client, Forwarder};
 use crate::refusal::{Answer, Refusal};
 use crate::socket::Socket;
 use crate::tls::{self, Tls};
@@ -74,6 +75,10 @@ pub struct Proxy {
 
 impl Proxy {
     /// Binds and listens.
+    ///
+    /// # Errors
+    ///
+    /// If the address can't be used: `bind` or `listen` fails.
     pub async fn bind(settings: Settings) -> io::Result<Proxy> {
         let listener = TcpListener::bind(settings.address).await?;
         backlog::enlarge(&listener)?;

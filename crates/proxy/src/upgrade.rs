@@ -1,6 +1,7 @@
 //! Connections that switch to another protocol: with `Upgrade` in HTTP/1.1, and with an extended
 //! CONNECT in HTTP/2 (RFC 8441), which reaches the VM as the former.
 
+use crate::connection_options;
 use crate::socket::Socket;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -98,12 +99,7 @@ pub(crate) fn is_tunnel(request: &Request<Incoming>) -> bool {
 
 /// The protocol that an HTTP/1.1 request asks to switch to.
 pub(crate) fn asked(headers: &HeaderMap) -> Option<HeaderValue> {
-    let asks = headers.get_all(CONNECTION).iter().any(|value| {
-        let value = value.to_str().unwrap_or_default();
-        value
-            .split(',')
-            .any(|name| name.trim().eq_ignore_ascii_case("upgrade"))
-    });
+    let asks = connection_options(headers).any(|it| it.eq_ignore_ascii_case("upgrade"));
     let protocol = headers.get(UPGRADE).filter(|_| asks)?.clone();
     // HTTP/2 without TLS is not supported.
     (!protocol.as_bytes().eq_ignore_ascii_case(b"h2c")).then_some(protocol)

@@ -5,6 +5,7 @@ mod access;
 mod clients;
 mod http2;
 mod places;
+mod reuse;
 mod secure;
 
 use crate::daemon::{Daemon, eventually, named, run_of};
