@@ -31,6 +31,8 @@ const PAGER_TIMEOUT: &str = "60000";
 pub struct Jiffy {
     pub lab: &'static Lab,
     turn: Turn,
+    /// Environment variables of this test's daemon, instead of those that all tests' daemons have.
+    settings: &'static [(&'static str, &'static str)],
 }
 
 /// Machines that are not in use.
@@ -77,13 +79,26 @@ pub fn turn() -> Turn {
     }
 }
 
+/// Waits for a shared machine and cleans it up if needed. `settings` are environment variables of a
+/// daemon for this test alone.
+pub fn jiffy_with(settings: &'static [(&'static str, &'static str)]) -> Jiffy {
+    let mut jiffy = jiffy();
+    jiffy.kill_all("jiffyd");
+    jiffy.settings = settings;
+    jiffy
+}
+
 /// Waits for a shared machine and cleans it up if needed.
 pub fn jiffy() -> Jiffy {
     let mut turn = turn();
     let lab = Lab::shared_one(turn.number).unwrap_or_else(|error| panic!("{error:#}"));
     turn.begin = Instant::now();
     turn.used = lab.cpu_time().ok().map(|used| (lab, used));
-    let jiffy = Jiffy { lab, turn };
+    let jiffy = Jiffy {
+        lab,
+        turn,
+        settings: &[],
+    };
     if !CLEAN[jiffy.machine()].swap(false, Ordering::Relaxed) {
         jiffy.remove_all();
     }
@@ -101,13 +116,19 @@ impl Jiffy {
     /// A program that is `jiffy` or runs it. The first one may start the daemon, which inherits
     /// these limits.
     fn program<'a>(&self, argv: impl IntoIterator<Item = &'a str>) -> Run<'static> {
-        self.lab
-            .command(argv)
-            .env("JIFFY_MACHINE", "never")
+        let usual = [
+            ("JIFFY_MACHINE", "never"),
             // Only one node can have a machine's network, and the tests run several nodes.
-            .env("JIFFY_VM_NETWORK", "off")
-            .env("JIFFY_START_TIMEOUT", START_TIMEOUT)
-            .env("JIFFY_PAGER_PATIENCE_MS", PAGER_TIMEOUT)
+            ("JIFFY_VM_NETWORK", "off"),
+            ("JIFFY_START_TIMEOUT", START_TIMEOUT),
+            ("JIFFY_PAGER_PATIENCE_MS", PAGER_TIMEOUT),
+        ];
+        let own = |name: &str| self.settings.iter().any(|(one, _)| *one == name);
+        let usual = usual.iter().filter(|(name, _)| !own(name));
+        let command = self.lab.command(argv);
+        usual
+            .chain(self.settings)
+            .fold(command, |command, (name, value)| command.env(name, value))
     }
 
     /// The number of the shared machine.
@@ -217,13 +238,18 @@ impl Jiffy {
         }
     }
 
-    /// Starts a VM that runs the witness with these arguments.
-    pub fn witness(&self, name: &str, options: &[&str], arguments: &str) {
+    /// Copies the witness into the machine, to `/tests/witness`.
+    pub fn push_witness(&self) {
         static PUSHED: [Once; MOST_SHARED] = [const { Once::new() }; MOST_SHARED];
         PUSHED[self.machine()].call_once(|| {
             let program = Path::new(env!("CARGO_BIN_EXE_jiffy-witness"));
             self.lab.push(program, "/tests/witness").expect("copied");
         });
+    }
+
+    /// Starts a VM that runs the witness with these arguments.
+    pub fn witness(&self, name: &str, options: &[&str], arguments: &str) {
+        self.push_witness();
         let script =
             format!("until [ -e /tmp/go ]; do sleep 0.1; done; exec /bin/witness {arguments}");
         let mut argv = vec!["run", "-d", "--name", name];
@@ -376,6 +402,19 @@ impl Jiffy {
         traces
     }
 
+    /// Ends a daemon with settings of its own, and removes what only such a daemon has: golden
+    /// snapshots of its kinds of VMs, links and rules.
+    fn end_own_daemon(&self) {
+        let script = "/bin/jiffy snapshot prune >/dev/null; killall -TERM jiffyd; \
+             while pidof jiffyd >/dev/null; do sleep 0.05; done; \
+             /lib/jiffy/jiffyd --remove-network";
+        match self.program(["/bin/sh", "-c", script]).output() {
+            Ok(output) if output.code() == 0 => {}
+            Ok(output) => eprintln!("ending a test's daemon: {}", output.error_text()),
+            Err(error) => eprintln!("ending a test's daemon: {error:#}"),
+        }
+    }
+
     /// State that must not grow: see [`Traces`].
     pub fn traces(&self) -> Traces {
         let lines = |script: &str| -> Vec<String> {
@@ -409,6 +448,9 @@ impl Jiffy {
 impl Drop for Jiffy {
     fn drop(&mut self) {
         self.remove_all();
+        if !self.settings.is_empty() {
+            self.end_own_daemon();
+        }
         CLEAN[self.machine()].store(!std::thread::panicking(), Ordering::Relaxed);
     }
 }

@@ -1,9 +1,9 @@
-//! Which process is killed and when, and whether a kill explains a failure.
+//! Which process is killed and when.
 
+use super::causes::Victim;
 use super::plan::Plan;
 use super::trial::Trial;
 use crate::support::LIVES;
-use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,93 +14,14 @@ const MOST_COMMANDS_BETWEEN_KILLS: u64 = 8;
 const DELAY_MS: u64 = 800;
 /// Longest wait for these commands to begin.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Looks for a process that lives for a short time, and the pause between two, in the shell's form.
+const LOOKS: u32 = 60;
+const LOOK: &str = "0.05";
 /// A pager that dies more than five times within 10 s is not restarted.
 const PAGER_KILL_INTERVAL: Duration = Duration::from_millis(2500);
-/// Time limit for a VMM to find the next pager, `JIFFY_PAGER_PATIENCE_MS`; until then missing pages
-/// of its memory can't be served.
-const PAGER_RESTART_LIMIT: Duration = Duration::from_secs(60);
 /// Limits on the descriptors and memory of `jiffyd`.
 const MOST_DESCRIPTORS: u64 = 512;
 const MOST_KIB: u64 = 96 << 10;
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Victim {
-    Daemon,
-    /// By SIGTERM.
-    DaemonInOrder,
-    Pager,
-    DaemonAndPager,
-    Monitor,
-    Client,
-}
-
-impl Victim {
-    fn name(self) -> &'static str {
-        match self {
-            Victim::Daemon => "jiffyd",
-            Victim::DaemonInOrder => "jiffyd by SIGTERM",
-            Victim::Pager => "jiffy-pager",
-            Victim::DaemonAndPager => "jiffyd and jiffy-pager",
-            Victim::Monitor => "jiffy-vmm",
-            Victim::Client => "jiffy",
-        }
-    }
-
-    fn is_daemon(self) -> bool {
-        matches!(
-            self,
-            Victim::Daemon | Victim::DaemonInOrder | Victim::DaemonAndPager
-        )
-    }
-}
-
-/// The kills so far.
-#[derive(Default)]
-pub struct Kills {
-    counts: BTreeMap<Victim, usize>,
-    last: Option<Instant>,
-    last_client: Option<Instant>,
-    last_pager: Option<Instant>,
-    /// VMM processes that were killed, by VM id.
-    monitors: HashMap<String, u64>,
-    /// Ids of VMs whose VMMs are not killed.
-    pub spared: Vec<String>,
-}
-
-impl Kills {
-    /// Whether a client was killed since then.
-    pub fn client_killed_since(&self, began: Instant) -> bool {
-        self.last_client.is_some_and(|last| last >= began)
-    }
-
-    /// Whether a kill explains the failure of a command that began at `began`: any kill since then,
-    /// an earlier kill of this VM's VMM, or a recent kill of the pager if the message is about the
-    /// pager.
-    pub fn explains(&self, began: Instant, vm: Option<&str>, said: &str) -> bool {
-        let pager = self.last_pager.filter(|_| said.contains("from the pager"));
-        self.last.is_some_and(|last| last >= began)
-            || vm.is_some_and(|vm| self.monitors.contains_key(vm))
-            || pager.is_some_and(|last| last + PAGER_RESTART_LIMIT >= began)
-    }
-
-    /// The killed process that was this VM's VMM.
-    pub fn killed_vmm_of(&self, vm: &str) -> Option<u64> {
-        self.monitors.get(vm).copied()
-    }
-
-    /// Forgets the kill of this VM's VMM: the VM has a new one or needs none.
-    pub fn forget(&mut self, vm: &str) {
-        self.monitors.remove(vm);
-    }
-
-    pub fn summary(&self) -> String {
-        let counts = self.counts.iter();
-        let each: Vec<_> = counts
-            .map(|(victim, count)| format!("{count} {}", victim.name()))
-            .collect();
-        each.join(", ")
-    }
-}
 
 /// Kills one process after the other until a time.
 pub fn kill_until(
@@ -112,7 +33,7 @@ pub fn kill_until(
     while trial.continues() && Instant::now() < until {
         let commands = plan.below(MOST_COMMANDS_BETWEEN_KILLS) as usize;
         let delay = Duration::from_millis(plan.below(DELAY_MS));
-        let (kind, which) = (plan.below(12), plan.below(1 << 16));
+        let (kind, which) = (plan.below(18), plan.below(1 << 16));
         let wanted = trial.begun.load(Ordering::Relaxed) + commands;
         let waits = (Instant::now() + LONGEST_WAIT).min(until);
         while trial.begun.load(Ordering::Relaxed) < wanted && Instant::now() < waits {
@@ -125,6 +46,11 @@ pub fn kill_until(
             4 => Victim::DaemonAndPager,
             5 | 6 => Victim::Pager,
             7..=9 => Victim::Monitor,
+            10 => Victim::Spare,
+            11 => Victim::Standby,
+            12 | 13 => Victim::Origins,
+            14 => Victim::Files,
+            15 => Victim::Import,
             _ => Victim::Client,
         };
         if !(spares_daemon && victim.is_daemon()) {
@@ -136,61 +62,74 @@ pub fn kill_until(
 }
 
 fn kill(trial: &Trial, victim: Victim, which: u64) {
+    if victim == Victim::Import {
+        wait_for_import(trial);
+    }
     // Held until the kill is done, so that no failure is judged meanwhile.
-    let mut kills = trial.kills.lock().unwrap();
-    let takes_pager = matches!(victim, Victim::Pager | Victim::DaemonAndPager);
-    if let Some(last) = kills.last_pager.filter(|_| takes_pager) {
+    let mut causes = trial.causes.lock().unwrap();
+    if let Some(last) = causes.last_pager_kill().filter(|_| victim.is_pager()) {
         sleep(PAGER_KILL_INTERVAL.saturating_sub(last.elapsed()));
     }
+    let any = "true";
+    let spared = causes.spared.join("|");
     let killed = match victim {
-        Victim::Daemon => one_of(trial, "jiffyd", "KILL", which, &[]),
-        Victim::DaemonInOrder => one_of(trial, "jiffyd", "TERM", which, &[]),
-        Victim::Pager => one_of(trial, "jiffy-pager", "KILL", which, &[]),
+        Victim::Daemon => one_of(trial, "jiffyd", "KILL", which, any),
+        Victim::DaemonInOrder => one_of(trial, "jiffyd", "TERM", which, any),
+        Victim::Pager => one_of(trial, "jiffy-pager", "KILL", which, any),
         Victim::DaemonAndPager => {
-            let daemon = one_of(trial, "jiffyd", "KILL", which, &[]);
-            one_of(trial, "jiffy-pager", "KILL", which, &[]).or(daemon)
+            let daemon = one_of(trial, "jiffyd", "KILL", which, any);
+            one_of(trial, "jiffy-pager", "KILL", which, any).or(daemon)
         }
-        Victim::Monitor => one_of(trial, "jiffy-vmm", "KILL", which, &kills.spared),
-        Victim::Client => one_of(trial, "jiffy", "KILL", which, &[]),
+        Victim::Origins => one_of(trial, "jiffy-origins", "KILL", which, any),
+        Victim::Monitor => {
+            let other = format!("! grep -qE '/vms/({spared}|-+)/' /proc/$pid/cmdline 2>/dev/null");
+            one_of(trial, "jiffy-vmm", "KILL", which, &other)
+        }
+        Victim::Spare => {
+            let spare = "grep -q -e /vms/-- /proc/$pid/cmdline 2>/dev/null";
+            one_of(trial, "jiffy-vmm", "KILL", which, spare)
+        }
+        Victim::Standby => {
+            // It has an id and no record.
+            let standby = "line=; read -r line < /proc/$pid/cmdline; id=${line#*/vms/}; \
+                           id=${id%%/*}; [ -d /var/lib/jiffy/vms/$id ] && \
+                           [ ! -e /var/lib/jiffy/vms/$id/vm.json ]";
+            one_of(trial, "jiffy-vmm", "KILL", which, standby)
+        }
+        Victim::Files => one_of(trial, "jiffy-files", "KILL", which, any),
+        Victim::Import => one_of(trial, "jiffy-import", "KILL", which, any),
+        Victim::Client => one_of(trial, "jiffy", "KILL", which, any),
     };
-    let now = Instant::now();
     let Some((pid, line)) = killed else { return };
     trial.note(&format!("killed {}: {pid} {line}", victim.name()));
-    *kills.counts.entry(victim).or_default() += 1;
-    kills.last = Some(now);
-    if victim == Victim::Client {
-        kills.last_client = Some(now);
-    }
-    if takes_pager {
-        kills.last_pager = Some(now);
-    }
-    if victim == Victim::Monitor {
-        let id = line
-            .split("/vms/")
-            .nth(1)
-            .and_then(|rest| rest.split('/').next());
-        if let Some(id) = id {
-            kills.monitors.insert(id.to_owned(), pid);
-        }
-    }
+    causes.killed(victim, pid, &line);
 }
 
-/// Signals one process of a program and waits until it has ended; returns its id and command line.
-/// The process is stopped first, because a spare VMM may just become a VM's. A child of the program,
-/// which has its name until it executes another one, is no victim: the first process of a namespace
-/// ignores SIGTERM, and as a VMM it would run on.
+/// Waits for `jiffy-import`, which lives for a short time only.
+fn wait_for_import(trial: &Trial) {
+    trial.jiffy.sh(&format!(
+        "looks={LOOKS}; until pidof jiffy-import >/dev/null || [ $looks -eq 0 ]; do \
+           looks=$((looks-1)); sleep {LOOK}; done"
+    ));
+}
+
+/// Signals one process of a program, of those that a shell command accepts by their `$pid`, and waits
+/// until it has ended; returns its id and command line. The process is stopped first, because a spare
+/// VMM may just become a VM's. A child of the program, which has its name until it executes another
+/// one, is no victim: the first process of a namespace ignores SIGTERM, and as a VMM it would run on.
+/// Only `jiffy-origins` consists of two processes.
 fn one_of(
     trial: &Trial,
     program: &str,
     signal: &str,
     which: u64,
-    spared: &[String],
+    accepts: &str,
 ) -> Option<(u64, String)> {
-    let spared = spared.join("|");
     let script = format!(
         "set --; for pid in $(pidof {program}); do \
-           grep -qE '/vms/({spared})/' /proc/$pid/cmdline 2>/dev/null && continue; \
+           {accepts} || continue; \
            parent=$(sed -n 's/^PPid:.//p' /proc/$pid/status 2>/dev/null); \
+           [ {program} != jiffy-origins ] && \
            [ \"$(cat /proc/$parent/comm 2>/dev/null)\" = {program} ] || set -- $@ $pid; done; \
          [ $# -gt 0 ] || exit 0; shift $(({which} % $#)); pid=$1; \
          kill -STOP $pid 2>/dev/null || exit 0; line=; read -r line < /proc/$pid/cmdline; \

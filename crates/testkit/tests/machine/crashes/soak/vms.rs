@@ -1,7 +1,8 @@
 //! VMs of the test, and checks of their state.
 
-use super::trial::{Answer, Trial};
+use super::trial::{Answer, HANG_LIMIT, Trial};
 use serde_json::Value;
+use std::time::Instant;
 
 /// A first command that counts, on stdout and in `/tmp/n`.
 pub const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n; echo $n > /tmp/n; sleep 0.3; done";
@@ -34,11 +35,14 @@ impl Vm {
             trial.retry_until_done(&["rm", "-f", name])?;
             return Ok(None);
         };
-        let vm = Vm::acknowledged(name, id, token);
+        let vm = Vm::acknowledged(trial, name, id, token);
         Ok(vm.write_token(trial)?.then_some(vm))
     }
 
-    pub fn acknowledged(name: &str, id: String, token: &str) -> Vm {
+    /// A VM that exists from now on, until it is removed.
+    pub fn acknowledged(trial: &Trial, name: &str, id: String, token: &str) -> Vm {
+        let mut acknowledged = trial.acknowledged.lock().unwrap();
+        acknowledged.insert(id.clone(), name.to_owned());
         Vm {
             name: name.to_owned(),
             id,
@@ -52,7 +56,7 @@ impl Vm {
             .as_str()
             .unwrap_or_default()
             .to_owned();
-        Ok(Vm::acknowledged(name, id, token))
+        Ok(Vm::acknowledged(trial, name, id, token))
     }
 
     pub fn ask(&self, trial: &Trial, arguments: &[&str]) -> Result<Answer, String> {
@@ -73,7 +77,11 @@ impl Vm {
 
     /// Checks that the VM answers with its token; false if its VMM was killed.
     pub fn answers(&self, trial: &Trial) -> Result<bool, String> {
+        let deadline = Instant::now() + HANG_LIMIT;
         loop {
+            if Instant::now() >= deadline {
+                return Err(format!("{} does not answer", self.name));
+            }
             let cat = ["exec", &self.name, "cat", "/root/token"];
             match self.ask(trial, &cat)? {
                 Answer::Done(text) if text == self.token => return Ok(true),
@@ -100,15 +108,15 @@ impl Vm {
         let what = format!("{} is up or down", self.name);
         trial.eventually(&what, || {
             let vm = inspect(trial, &self.name)?;
-            let mut kills = trial.kills.lock().unwrap();
-            let killed = kills.killed_vmm_of(&self.id);
+            let mut causes = trial.causes.lock().unwrap();
+            let killed = causes.killed_vmm_of(&self.id);
             fate = match vm["state"].as_str().unwrap_or_default() {
                 // The node may not know of its end yet.
                 "running" | "paused" if killed.is_some() && killed == vm["pid"].as_u64() => {
                     return Ok(false);
                 }
                 "running" | "paused" | "hibernated" => {
-                    kills.forget(&self.id);
+                    causes.forget(&self.id);
                     Fate::Alive
                 }
                 "exited" if killed.is_some() => Fate::Gone,
@@ -116,7 +124,7 @@ impl Vm {
                 "starting" | "stopping" => return Ok(false),
                 _ => return Err(vm.to_string()),
             };
-            drop(kills);
+            drop(causes);
             if vm["state"] == "paused" {
                 // Paused by a user's request, or by a capture that a daemon has yet to finish.
                 self.ask(trial, &["resume", &self.name])?;
@@ -131,8 +139,9 @@ impl Vm {
     }
 
     pub fn remove(&self, trial: &Trial) -> Result<(), String> {
+        trial.acknowledged.lock().unwrap().remove(&self.id);
         trial.retry_until_done(&["rm", "-f", &self.name])?;
-        trial.kills.lock().unwrap().forget(&self.id);
+        trial.causes.lock().unwrap().forget(&self.id);
         Ok(())
     }
 }
@@ -165,7 +174,7 @@ impl Keepers {
         let booted = start("keeper", "booted")?;
         trial.retry_until_done(&["snapshot", "create", "keeper", KEPT])?;
         let from = ["run", "-d", "--from", KEPT, "--name", "paged"];
-        let paged = Vm::acknowledged("paged", trial.retry_until_done(&from)?, "booted");
+        let paged = Vm::acknowledged(trial, "paged", trial.retry_until_done(&from)?, "booted");
         let sleeper = start("sleeper", "asleep")?;
         trial.retry_until_done(&["hibernate", "sleeper"])?;
         let pid = |vm: &Vm| Ok::<_, String>(inspect(trial, &vm.name)?["pid"].clone());
@@ -176,7 +185,7 @@ impl Keepers {
             sleeper,
             pids,
         };
-        trial.kills.lock().unwrap().spared = keepers.ids();
+        trial.causes.lock().unwrap().spared = keepers.ids();
         Ok(keepers)
     }
 

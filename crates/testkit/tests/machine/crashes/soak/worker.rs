@@ -1,7 +1,6 @@
 //! A working client with a VM of its own, and with its forks and snapshots.
 
 use super::plan::Plan;
-use super::steps;
 use super::trial::Trial;
 use super::vms::{Fate, Vm};
 
@@ -42,7 +41,7 @@ impl<'a> Worker<'a> {
         while self.trial.continues() {
             self.step += 1;
             // Both are drawn in each step, so that the sequence does not depend on results.
-            let (kind, which) = (self.plan.below(24), self.plan.below(1 << 16));
+            let (kind, which) = (self.plan.below(28), self.plan.below(1 << 16));
             self.run_step(kind, which)?;
         }
         self.check_results()?;
@@ -65,8 +64,11 @@ impl<'a> Worker<'a> {
             19 => self.stop_vm(),
             20 => self.remove_vm(),
             21 => self.pull_image(),
-            22 => steps::remove_image(self.trial).map(|_| ()),
-            _ => self.check_lists(),
+            22 => self.remove_image(odd),
+            23 | 24 => self.read_on_demand(which >> 1),
+            25 => self.share_folder(),
+            26 => self.commit_vm(),
+            _ => self.check_snapshots(),
         }
     }
 

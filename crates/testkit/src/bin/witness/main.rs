@@ -1,4 +1,4 @@
-//! A program for VMs under test: it does some work and detects inconsistencies.
+//! A program for VMs under test, and for the machine: it does some work and detects inconsistencies.
 //!
 //! * `count FILE`: counts in FILE, up to ten times a second. Each time it appends a random number
 //!   to `FILE.random`. If the monotonic clock ever goes backwards, it writes that to `FILE.bad`.
@@ -12,8 +12,15 @@
 //! * `cid`: prints the guest's vsock address.
 //! * `seeds`: prints this process's `AT_RANDOM` and the first bytes of `getrandom`. Python, for
 //!   example, seeds its hashes from such bytes.
+//! * `ask ADDRESS SECONDS`: sends stdin to a TCP server and prints its answer; then, on stderr, how
+//!   the connection ended: `closed`, `refused`, `reset` or `no end`.
+//! * `fill FILE KIB`: makes FILE as large as its file system allows, but for some KiB.
+//! * `watch SECONDS`: looks for two VMMs of one VM, and prints them; at the end, how often it looked
+//!   and how many VMMs there were at most.
 
 #![allow(unsafe_code)] // Two system calls that std lacks: ioctl, clock_gettime.
+
+mod machine;
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -38,12 +45,15 @@ fn main() -> io::Result<()> {
         ["look", file] => look(file),
         ["clock"] => clock(),
         ["cid"] => cid(),
+        ["ask", address, seconds] => machine::ask(address, number(seconds)?),
+        ["fill", file, kib] => machine::fill(file, number(kib)?),
+        ["watch", seconds] => machine::watch(number(seconds)?),
         ["seeds"] => {
             println!("{}", seeds()?);
             Ok(())
         }
         _ => Err(Error::other(
-            "count, lines, paint, look, clock, cid or seeds",
+            "count, lines, paint, look, clock, cid, seeds, ask, fill or watch",
         )),
     }
 }
