@@ -1,35 +1,33 @@
 //! Builds a VM step by step.
 
-use crate::boot::preloaded::Preloaded;
 use crate::boot::{self, BootError, Entry, Images, OpenFile, calls};
 use crate::cpu::cpuid::{self, Host};
 use crate::cpu::profile::{HostCpu, ProfileError};
-use crate::cpu::tsc;
 use crate::cpu::tsc::SharedOffset;
-use crate::devices::{DeviceArgs, DeviceError, Devices, DevicesState, registry, wiring};
+use crate::devices::{DeviceArgs, DeviceError, Devices, DevicesState, registry};
 use crate::error::StartError;
 use crate::events::Events;
 use crate::gate::Gate;
-use crate::hypervisor::{Hypervisor, HypervisorError};
+use crate::hypervisor::HypervisorError;
 use crate::mailbox::Mailbox;
 use crate::memory::{GuestRam, RamAhead};
 use crate::pager::{PagedMemory, PagerThread, Supply};
+use crate::prepared::{
+    Ahead, Base, BootRam, PreparedBoot, PreparedRestore, PreparedVm, host, prepare_process,
+};
 use crate::restore;
 use crate::sandbox::Sandbox;
-use crate::state::VmState;
 use crate::stats::StatsFile;
 use crate::vcpu::{MAX_VCPUS, Vcpu, VcpuState};
 use crate::vmm::{FirstEntry, NotedCalls, Parts, Vmm};
 use crate::workers::{IdleThreads, ThreadStarter};
 use jiffy_devices::virtio::device::Workers;
 use jiffy_devices::virtio::mmio::Wires;
-use jiffy_sys::{activity, fds, kick};
+use jiffy_sys::activity;
 use jiffy_wire::guest::GENERATION_NAME;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{Extent, PageSize, Restore, SavedMemory, VmmConfig};
-use kvm_bindings::CpuId;
 use kvm_ioctls::VmFd;
-use std::io;
 use std::sync::Arc;
 
 /// Builds a [`Vmm`] from a configuration.
@@ -67,7 +65,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// The host or the files that the configuration names can't provide what it asks for.
+    /// If the host or the files that the configuration names can't provide what it asks for.
     pub fn build(mut self) -> Result<Vmm, StartError> {
         if !(1..=MAX_VCPUS).contains(&self.config.vcpus) {
             return Err(StartError::Vcpus(self.config.vcpus));
@@ -75,30 +73,42 @@ impl Builder {
         if self.config.record_activity {
             activity::record();
         }
-        if self.prepared.is_none() {
-            prepare_process(self.sandbox)?;
-        }
-        let mut prepared = self.prepared.take();
-        let threads = Threads::start(prepared.as_mut(), &self.config, self.sandbox)?;
+        let (idle, ahead) = match self.prepared.take() {
+            Some(prepared) => {
+                let (idle, ahead) = prepared.into_parts();
+                (idle, Some(ahead))
+            }
+            None => {
+                prepare_process(self.sandbox)?;
+                (IdleThreads::default(), None)
+            }
+        };
+        let threads = Threads::start(idle, &self.config, self.sandbox)?;
         match self.config.restore.take() {
-            None => self.boot(prepared, threads),
-            Some(restore) => self.restore(&restore, prepared, threads),
+            None => self.boot(ahead, threads),
+            Some(restore) => self.restore(&restore, ahead, threads),
         }
     }
 
     /// Builds a VM that boots.
-    fn boot(self, prepared: Option<PreparedVm>, threads: Threads) -> Result<Vmm, StartError> {
+    fn boot(self, ahead: Option<Ahead>, threads: Threads) -> Result<Vmm, StartError> {
         let (config, events) = (&self.config, &self.events);
-        let mut base = events.step(names::KVM_VM_CREATED, || {
-            PreparedVm::prepared_or_new(prepared)
-        })?;
+        let PreparedBoot {
+            base,
+            first_vcpu,
+            host_cpu,
+            wires,
+            ram,
+        } = events.step(names::KVM_VM_CREATED, || PreparedBoot::of(ahead))?;
         base.hypervisor.check_vcpus(config.vcpus)?;
         let kernel = boot::open(&config.boot.kernel)?;
         let (ram, is_preloaded) =
-            events.step(names::MEMORY, || self.create_memory(&mut base, &kernel))?;
-        let vcpus = events.step(names::VCPUS, || create_vcpus(config, &mut base))?;
+            events.step(names::MEMORY, || self.create_memory(&base, ram, &kernel))?;
+        let vcpus = events.step(names::VCPUS, || {
+            create_vcpus(config, &base, host_cpu, first_vcpu)
+        })?;
         let devices = events.step(names::DEVICES, || {
-            self.create_devices(&mut base, &ram, &threads, None)
+            self.create_devices(&base, wires, &ram, &threads, None)
         })?;
         let entry = events.step(names::KERNEL_LOADED, || {
             self.load_kernel(&kernel, is_preloaded, &ram, &devices)
@@ -118,6 +128,7 @@ impl Builder {
                 devices,
                 supply: Supply::NoPager,
                 gate: Gate::default(),
+                unused: None,
                 noted_calls,
                 first_entry: FirstEntry {
                     moment: names::FIRST_KVM_RUN,
@@ -131,21 +142,33 @@ impl Builder {
     fn restore(
         self,
         restore: &Restore,
-        prepared: Option<PreparedVm>,
+        ahead: Option<Ahead>,
         threads: Threads,
     ) -> Result<Vmm, StartError> {
         let (config, events) = (&self.config, &self.events);
         let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
-        let mut base = events.step(names::KVM_VM_CREATED, || {
-            let mut base = PreparedVm::prepared_or_new(prepared)?;
-            base.check(&state.vcpus[0])?;
-            Ok::<_, StartError>(base)
+        let PreparedRestore {
+            base,
+            first_vcpu,
+            wires,
+            unused,
+        } = events.step(names::KVM_VM_CREATED, || {
+            PreparedRestore::of(ahead, &state.vcpus[0])
         })?;
         base.hypervisor.check_vcpus(config.vcpus)?;
         let mut memory = events.step(names::MEMORY_ATTACHED, || {
             self.attach_memory(restore, &base.vm)
         })?;
-        let rest = self.restore_rest(restore, state, &mut base, &memory, &threads);
+        // These steps may touch memory that the pager still has to fill.
+        let rest = self
+            .restore_vcpus(restore, &state.vcpus, base.vcpus(Some(first_vcpu)), &memory)
+            .and_then(|vcpus| {
+                let saved = state.devices;
+                let devices =
+                    self.restore_devices(restore, saved, &base, wires, &memory, &threads)?;
+                state.chips.restore(&base.vm, &devices.board.pit)?;
+                Ok((vcpus, devices))
+            });
         let (vcpus, devices) = match rest {
             Ok(rest) => rest,
             Err(error) => {
@@ -163,6 +186,7 @@ impl Builder {
                 devices,
                 supply: memory.supply,
                 gate: Gate::of(restore),
+                unused,
                 noted_calls: None,
                 first_entry: FirstEntry {
                     moment: names::VCPUS_RESUMED,
@@ -172,51 +196,60 @@ impl Builder {
         ))
     }
 
-    /// The steps that may touch memory which the pager still has to fill.
-    fn restore_rest(
+    /// Restores the vCPUs, and maps what the guest will read in KVM's page tables.
+    fn restore_vcpus(
         &self,
         restore: &Restore,
-        state: VmState,
-        base: &mut PreparedVm,
+        states: &[VcpuState],
+        vcpus: impl Iterator<Item = Result<Vcpu, HypervisorError>>,
         memory: &CapturedMemory,
-        threads: &Threads,
-    ) -> Result<(Vec<Vcpu>, Devices), StartError> {
+    ) -> Result<Vec<Vcpu>, StartError> {
         let events = &self.events;
-        let vcpus = events.step(names::VCPUS, || restore_vcpus(&state.vcpus, base))?;
+        let vcpus = events.step(names::VCPUS, || restore_vcpus(states, vcpus))?;
         map_in_kvm(&memory.copied, &memory.ram, &vcpus[0]);
         if restore.hold && !is_paged(restore) {
             map_in_kvm(&restore.map_ahead, &memory.ram, &vcpus[0]);
         }
-        let devices = events.step(names::DEVICES, || {
+        Ok(vcpus)
+    }
+
+    fn restore_devices(
+        &self,
+        restore: &Restore,
+        saved: DevicesState,
+        base: &Base,
+        wires: Vec<Wires>,
+        memory: &CapturedMemory,
+        threads: &Threads,
+    ) -> Result<Devices, StartError> {
+        self.events.step(names::DEVICES, || {
             let mut generation = restore
                 .generation
                 .as_ref()
                 .map(restore::generation)
                 .transpose()?;
-            let state = restore::devices(&self.config, generation.as_mut(), state.devices)?;
-            let devices = self.create_devices(base, &memory.ram, threads, Some(&state))?;
+            let state = restore::devices(&self.config, generation.as_mut(), saved)?;
+            let devices = self.create_devices(base, wires, &memory.ram, threads, Some(&state))?;
             if let Some(generation) = generation {
                 devices.refresh_fw_cfg(GENERATION_NAME, generation);
             }
-            Ok::<_, StartError>(devices)
-        })?;
-        state.chips.restore(&base.vm, &devices.board.pit)?;
-        Ok((vcpus, devices))
+            Ok(devices)
+        })
     }
 
     /// Creates RAM. True if this kernel is in it already.
     fn create_memory(
         &self,
-        base: &mut PreparedVm,
+        base: &Base,
+        ahead: Option<BootRam>,
         kernel: &OpenFile,
     ) -> Result<(Arc<GuestRam>, bool), StartError> {
         let small = self.config.memory.pages == PageSize::Small;
-        let mut ahead = base.ram.take().filter(|_| small);
-        let preloaded = base.preloaded.take().filter(|_| ahead.is_some());
-        let is_preloaded = preloaded.as_ref().is_some_and(|it| it.is(kernel));
-        if let Some(another) = preloaded.filter(|_| !is_preloaded) {
-            ahead = ahead.filter(|ahead| ahead.clear(another.range()).is_ok());
-        }
+        let ahead = ahead.filter(|_| small);
+        let (ahead, is_preloaded) = match ahead.and_then(|ahead| ahead.for_kernel(kernel)) {
+            Some((ram, is_preloaded)) => (Some(ram), is_preloaded),
+            None => (None, false),
+        };
         let ram = GuestRam::create_in(&self.config.memory, ahead.map(RamAhead::into_file))?;
         ram.register(&base.vm)?;
         Ok((Arc::new(ram), is_preloaded))
@@ -257,12 +290,12 @@ impl Builder {
 
     fn create_devices(
         &self,
-        base: &mut PreparedVm,
+        base: &Base,
+        wires: Vec<Wires>,
         ram: &Arc<GuestRam>,
         threads: &Threads,
         state: Option<&DevicesState>,
     ) -> Result<Devices, DeviceError> {
-        let wires = std::mem::take(&mut base.wires);
         let args = DeviceArgs {
             config: &self.config,
             vm: &base.vm,
@@ -296,7 +329,7 @@ impl Builder {
         boot::load(kernel, is_preloaded, &images, ram.memory(), ram.size())
     }
 
-    fn assemble(self, base: PreparedVm, threads: Threads, built: Built) -> Vmm {
+    fn assemble(self, base: Base, threads: Threads, built: Built) -> Vmm {
         Vmm::new(Parts {
             id: self.config.id,
             vm_stats: StatsFile::open(&*base.vm),
@@ -310,7 +343,7 @@ impl Builder {
             gate: built.gate,
             supply: built.supply,
             first_entry: built.first_entry,
-            unused: base.ram,
+            unused: built.unused,
             noted_calls: built.noted_calls,
             events: self.events,
             sandbox: self.sandbox,
@@ -325,6 +358,8 @@ struct Built {
     devices: Devices,
     supply: Supply,
     gate: Gate,
+    /// RAM that was made ahead, for which a restored VM has no use.
+    unused: Option<RamAhead>,
     noted_calls: Option<NotedCalls>,
     first_entry: FirstEntry,
 }
@@ -348,13 +383,12 @@ struct Threads {
 
 impl Threads {
     fn start(
-        prepared: Option<&mut PreparedVm>,
+        idle: IdleThreads,
         config: &VmmConfig,
         sandbox: Sandbox,
     ) -> Result<Threads, StartError> {
         let mailbox = Arc::new(Mailbox::new().map_err(host("an event descriptor"))?);
-        let idle = prepared.map(|prepared| std::mem::take(&mut prepared.threads));
-        let idle = idle.unwrap_or_default().keep(&registry::workers(config));
+        let idle = idle.keep(&registry::workers(config));
         let starter = Arc::new(ThreadStarter::new(mailbox.clone(), sandbox, idle));
         Ok(Threads {
             mailbox,
@@ -368,151 +402,19 @@ fn is_paged(restore: &Restore) -> bool {
     matches!(restore.memory, SavedMemory::Paged { .. })
 }
 
-/// The parts that every VM needs: KVM's VM with its interrupt controllers, a vCPU, devices'
-/// interrupts and doorbells, and threads.
-#[derive(Debug)]
-pub struct PreparedVm {
-    hypervisor: Hypervisor,
-    vm: Arc<VmFd>,
-    /// The first vCPU, if it was created ahead. That needs a KVM that can set a time stamp counter
-    /// which has run for a while.
-    first_vcpu: Option<Vcpu>,
-    /// What this host can give a guest, if that was read ahead.
-    host_cpu: Option<HostCpu>,
-    /// Event descriptors of the first devices, if they were created ahead.
-    wires: Vec<Wires>,
-    /// Threads that wait for work, if they were started ahead.
-    threads: IdleThreads,
-    /// The beginning of RAM, if it was made ahead; a restored VM has no use for it.
-    ram: Option<RamAhead>,
-    /// The kernel that most VMs boot, until it is loaded ahead.
-    kernel: Option<OpenFile>,
-    /// The kernel that is in `ram`.
-    preloaded: Option<Preloaded>,
-}
-
-impl PreparedVm {
-    /// Prepares the process and the parts of a VM whose configuration is not known yet; the VM will
-    /// probably boot this kernel.
-    ///
-    /// # Errors
-    ///
-    /// The host's KVM lacks something, or a descriptor or thread can't be created.
-    pub fn ahead(sandbox: Sandbox, kernel: Option<OpenFile>) -> Result<PreparedVm, StartError> {
-        prepare_process(sandbox)?;
-        let mut prepared = PreparedVm::new()?;
-        prepared.host_cpu = Some(HostCpu::of(&prepared.hypervisor)?);
-        if tsc::has_offset(&prepared.vm) {
-            prepared.first_vcpu = Some(prepared.vcpu(0)?);
-        }
-        prepared.wires = wiring::ahead(&prepared.vm)?;
-        prepared.threads = IdleThreads::usual(sandbox).map_err(host("a thread"))?;
-        prepared.ram = Some(RamAhead::new()?);
-        prepared.kernel = kernel;
-        Ok(prepared)
-    }
-
-    /// Only KVM's VM.
-    fn new() -> Result<PreparedVm, HypervisorError> {
-        let hypervisor = Hypervisor::open()?;
-        let vm = Arc::new(hypervisor.create_vm()?);
-        Ok(PreparedVm {
-            hypervisor,
-            vm,
-            first_vcpu: None,
-            host_cpu: None,
-            wires: Vec::new(),
-            threads: IdleThreads::default(),
-            ram: None,
-            kernel: None,
-            preloaded: None,
-        })
-    }
-
-    /// Allocates one more part of RAM, and at last loads the kernel; false if there is nothing left
-    /// to do ahead.
-    pub fn prepare_next(&mut self) -> bool {
-        if self.ram.as_mut().is_some_and(RamAhead::allocate_next) {
-            return true;
-        }
-        let (Some(ram), Some(kernel)) = (&self.ram, self.kernel.take()) else {
-            return false;
-        };
-        match Preloaded::load(&kernel, ram.memory(), RamAhead::KERNEL_END) {
-            Ok(preloaded) => self.preloaded = preloaded,
-            // A part of it may be there.
-            Err(_) => self.ram = None,
-        }
-        false
-    }
-
-    /// The VM that was prepared ahead, or a new one.
-    fn prepared_or_new(prepared: Option<PreparedVm>) -> Result<PreparedVm, HypervisorError> {
-        prepared.map_or_else(PreparedVm::new, Ok)
-    }
-
-    /// What this host can give a guest.
-    fn host_cpu(&mut self) -> Result<HostCpu, HypervisorError> {
-        match self.host_cpu.take() {
-            Some(host_cpu) => Ok(host_cpu),
-            None => HostCpu::of(&self.hypervisor),
-        }
-    }
-
-    /// The part of [`HostCpu`] that a guest without a profile needs.
-    fn supported(&mut self) -> Result<(CpuId, Host), HypervisorError> {
-        if let Some(host_cpu) = self.host_cpu.take() {
-            return Ok((host_cpu.supported, host_cpu.host));
-        }
-        let host = Host::read(self.hypervisor.has_tsc_deadline());
-        Ok((self.hypervisor.supported_cpuid()?, host))
-    }
-
-    /// Refuses a captured guest that can't continue on this host.
-    fn check(&mut self, guest: &VcpuState) -> Result<(), StartError> {
-        let vcpu = self.vcpu(0)?;
-        self.host_cpu()?.check(&guest.processor(), vcpu.tsc_khz())?;
-        self.first_vcpu = Some(vcpu);
-        Ok(())
-    }
-
-    /// Creates vCPU `index`, or takes it if it was created ahead; call it once for each.
-    fn vcpu(&mut self, index: u8) -> Result<Vcpu, HypervisorError> {
-        match self.first_vcpu.take_if(|vcpu| vcpu.index() == index) {
-            Some(vcpu) => Ok(vcpu),
-            None => Vcpu::create(&self.vm, index),
-        }
-    }
-}
-
-/// The error of a refused host call.
-fn host(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
-    move |source| StartError::Host { what, source }
-}
-
-/// How many descriptors the kernel's table has room for from the start: all layers of a VM's RAM
-/// twice, and those of its devices.
-const DESCRIPTORS: u16 = 256;
-
-/// Grows the descriptor table, installs signal handlers and prepares the sandbox. Must be called
-/// while the process has one thread.
-fn prepare_process(sandbox: Sandbox) -> Result<(), StartError> {
-    fds::make_room(DESCRIPTORS);
-    kick::install().map_err(host("a signal handler"))?;
-    sandbox.prepare().map_err(host("a sandbox"))
-}
-
 /// Creates vCPUs from their saved state, vCPU 0 first: the others share its time stamp
 /// counter.
 fn restore_vcpus(
     states: &[VcpuState],
-    base: &mut PreparedVm,
+    vcpus: impl Iterator<Item = Result<Vcpu, HypervisorError>>,
 ) -> Result<Vec<Vcpu>, HypervisorError> {
     let mut tsc = SharedOffset::default();
-    (0..)
-        .zip(states)
-        .map(|(index, state)| {
-            let vcpu = base.vcpu(index)?;
+    // The states come first: no vCPU is created after the last of them.
+    states
+        .iter()
+        .zip(vcpus)
+        .map(|(state, vcpu)| {
+            let vcpu = vcpu?;
             vcpu.restore(state, &mut tsc)?;
             Ok(vcpu)
         })
@@ -528,14 +430,28 @@ fn map_in_kvm(extents: &[Extent], ram: &GuestRam, vcpu: &Vcpu) {
     }
 }
 
-fn create_vcpus(config: &VmmConfig, base: &mut PreparedVm) -> Result<Vec<Vcpu>, StartError> {
+/// Creates the vCPUs of a guest that boots. What this host can give it was read ahead, or is read as far
+/// as it is needed.
+fn create_vcpus(
+    config: &VmmConfig,
+    base: &Base,
+    host_cpu: Option<HostCpu>,
+    first: Option<Vcpu>,
+) -> Result<Vec<Vcpu>, StartError> {
+    let hypervisor = &base.hypervisor;
     let (mut cpuid, profile) = match &config.cpu_profile {
         None => {
-            let (supported, host) = base.supported()?;
+            let (supported, host) = match host_cpu {
+                Some(host_cpu) => (host_cpu.supported, host_cpu.host),
+                None => {
+                    let host = Host::read(hypervisor.has_tsc_deadline());
+                    (hypervisor.supported_cpuid()?, host)
+                }
+            };
             (cpuid::for_vm(&supported, config.vcpus, host, None), None)
         }
         Some(wanted) => {
-            let host_cpu = base.host_cpu()?;
+            let host_cpu = host_cpu.map_or_else(|| HostCpu::of(hypervisor), Ok)?;
             let profile = wanted.of(&host_cpu.shown()).map_err(ProfileError::Wanted)?;
             let cpuid = cpuid::for_vm(
                 &host_cpu.supported,
@@ -547,8 +463,9 @@ fn create_vcpus(config: &VmmConfig, base: &mut PreparedVm) -> Result<Vec<Vcpu>, 
         }
     };
     (0..config.vcpus)
-        .map(|index| {
-            let vcpu = base.vcpu(index)?;
+        .zip(base.vcpus(first))
+        .map(|(_, vcpu)| {
+            let vcpu = vcpu?;
             vcpu.configure(&mut cpuid, config.vcpus, profile.as_ref())?;
             Ok(vcpu)
         })

@@ -2,6 +2,7 @@
 
 use jiffy_sys::mutex::lock;
 use jiffy_sys::{activity, clock};
+use jiffy_wire::timeline::{BOOT, KERNEL_THREADS, PROGRAMS};
 use jiffy_wire::vmm::{Activity, ExitRecord, VmmEvent};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -17,11 +18,10 @@ const LAST_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most bytes that are buffered for a reader that is behind; further marks are dropped.
 const KEPT_MAX: usize = 64 << 10;
 
-/// The thread of the guest's kernel that boots it.
-const BOOT: &str = "boot";
-
-/// Most spans or counts in an event: the node refuses lines of more than 64 KiB.
+/// Most spans or counts in an event, and most bytes of their names: the node refuses lines of more
+/// than 64 KiB.
 const PART: usize = 1000;
+const PART_NAMES: usize = 10 << 10;
 
 /// Writes events to a pipe or socket. A slow reader loses events, and never delays the guest.
 #[derive(Debug)]
@@ -31,7 +31,11 @@ pub struct Events {
 }
 
 impl Events {
-    /// Events are written to a pipe or socket, or discarded.
+    /// Events are written to a pipe or socket, which is made non-blocking, or discarded.
+    ///
+    /// # Errors
+    ///
+    /// If fcntl(2) fails.
     pub fn new(output: Option<File>) -> io::Result<Events> {
         let output = output.map(OwnedFd::from);
         if let Some(output) = &output {
@@ -54,7 +58,7 @@ impl Events {
         result
     }
 
-    /// Buffers a moment until the next [`flush`](Events::flush).
+    /// Buffers a moment (CLOCK_MONOTONIC) until the next [`flush`](Events::flush).
     pub fn moment(&self, name: &'static str, at_ns: u64) {
         self.keep_span(name, at_ns, at_ns);
     }
@@ -125,16 +129,28 @@ impl Events {
         }
     }
 
-    /// Buffers calls that the guest's kernel has noted, with their starts and lengths, for the last
-    /// event.
-    pub fn report_kernel(&self, calls: impl Iterator<Item = (String, u64, u64)>) {
-        for part in parts(calls) {
+    /// Buffers what the guest's kernel has noted, by threads, with starts (CLOCK_MONOTONIC) and
+    /// lengths, nanoseconds, for the last event; and how many further records it had no room for.
+    pub fn report_kernel(&self, noted: &[KernelSpan], dropped: u32) {
+        let activity = |thread: &str| Activity {
+            thread: thread.to_owned(),
+            kernel: true,
+            ..Activity::default()
+        };
+        for thread in [BOOT, KERNEL_THREADS, PROGRAMS] {
+            let spans = noted.iter().filter(|span| span.thread == thread);
+            for part in parts(spans.map(|span| (&*span.name, span.start_ns, span.length_ns))) {
+                self.keep(&VmmEvent::Activity(Activity {
+                    names: part.names,
+                    spans: part.items,
+                    ..activity(thread)
+                }));
+            }
+        }
+        if dropped > 0 {
             self.keep(&VmmEvent::Activity(Activity {
-                thread: BOOT.to_owned(),
-                kernel: true,
-                names: part.names,
-                spans: part.items,
-                ..Activity::default()
+                dropped: dropped.into(),
+                ..activity(PROGRAMS)
             }));
         }
     }
@@ -210,25 +226,46 @@ impl Events {
     }
 }
 
+/// Something that the guest's kernel has noted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelSpan {
+    /// [`BOOT`], [`KERNEL_THREADS`] or [`PROGRAMS`].
+    pub thread: &'static str,
+    /// What it was.
+    pub name: String,
+    /// Its start, CLOCK_MONOTONIC.
+    pub start_ns: u64,
+    /// Its length; 0 for a moment.
+    pub length_ns: u64,
+}
+
 /// A part of a thread's activity that fits into an event.
 #[derive(Default)]
 struct Part {
     names: Vec<String>,
+    name_bytes: usize,
     items: Vec<(u32, u64, u64)>,
+}
+
+impl Part {
+    fn has_room(&self, name: &str) -> bool {
+        self.items.len() < PART && self.name_bytes + name.len() <= PART_NAMES
+    }
 }
 
 /// Divides named numbers into parts.
 fn parts<S: AsRef<str>>(items: impl Iterator<Item = (S, u64, u64)>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for (name, first, second) in items {
-        if parts.last().is_none_or(|part| part.items.len() == PART) {
+        let name = name.as_ref();
+        if !parts.last().is_some_and(|part| part.has_room(name)) {
             parts.push(Part::default());
         }
         let Some(part) = parts.last_mut() else { break };
-        let name = name.as_ref();
         let known = part.names.iter().position(|known| known == name);
         let index = known.unwrap_or_else(|| {
             part.names.push(name.to_owned());
+            part.name_bytes += name.len();
             part.names.len() - 1
         });
         part.items.push((index as u32, first, second));
@@ -317,6 +354,48 @@ mod tests {
             });
             assert!(serde_json::to_vec(&event).unwrap().len() < 60_000);
         }
+    }
+
+    #[test]
+    fn what_the_kernel_noted_is_reported_by_threads_in_lines_that_the_node_reads() {
+        let (reader, events) = pipe();
+        let name = |number| format!("a program's name (4194304), signal {number}");
+        let span = |number: u64| KernelSpan {
+            thread: if number == 0 { BOOT } else { PROGRAMS },
+            name: name(number),
+            start_ns: u64::MAX - number,
+            length_ns: u64::MAX,
+        };
+        let spans: Vec<_> = (0..1000).map(span).collect();
+        events.report_kernel(&spans, 7);
+        let writer = std::thread::spawn(move || {
+            while !events.lock().is_empty() {
+                events.flush();
+            }
+        });
+        let mut seen = Vec::new();
+        let mut dropped = 0;
+        for line in BufReader::new(reader).lines() {
+            let line = line.unwrap();
+            assert!(line.len() < 60_000);
+            let VmmEvent::Activity(activity) = serde_json::from_str(&line).unwrap() else {
+                panic!("{line}");
+            };
+            assert!(activity.kernel);
+            dropped += activity.dropped;
+            for (index, ..) in activity.spans {
+                seen.push((
+                    activity.thread.clone(),
+                    activity.names[index as usize].clone(),
+                ));
+            }
+        }
+        writer.join().unwrap();
+        let expected = spans
+            .iter()
+            .map(|span| (span.thread.to_owned(), span.name.clone()));
+        assert_eq!(seen, expected.collect::<Vec<_>>());
+        assert_eq!(dropped, 7);
     }
 
     #[test]

@@ -2,6 +2,14 @@
 //! has taken on its new identity, or its VM ends.
 //!
 //! The guest keeps its workload frozen until then; the monitor only limits how long.
+//!
+//! ```text
+//!            vCPUs run             passed
+//!   Closed ─────────────▶ Timed ──────────▶ Open
+//!                           │ failed, or too late
+//!                           ▼
+//!                       (VM ends)
+//! ```
 
 use crate::ending::Ending;
 use jiffy_sys::handed;
@@ -13,18 +21,27 @@ use std::time::{Duration, Instant};
 /// The state of the gate.
 #[derive(Debug, Clone, Default)]
 pub enum Gate {
-    /// There is no gate, or the guest has passed it.
+    /// There is no gate, or the guest has reported.
     #[default]
     Open,
-    /// The guest has not passed it yet.
-    Closed {
-        /// The time that the guest has.
-        time_limit: Duration,
-        /// The end of that time; `None` before the vCPUs run for the first time.
-        until: Option<Instant>,
-        /// The file that records that the guest has passed the gate.
-        record: Option<PathBuf>,
+    /// The vCPUs have not run yet.
+    Closed(Terms),
+    /// The guest's time passes.
+    Timed {
+        /// What it has to do.
+        terms: Terms,
+        /// The end of its time.
+        until: Instant,
     },
+}
+
+/// What a guest has to do to pass.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// The time that it has.
+    time_limit: Duration,
+    /// The file that records that it has passed, if one does.
+    record: Option<PathBuf>,
 }
 
 /// Whether this mark reports that the guest has passed the gate, or has failed to; `None` for other
@@ -42,30 +59,30 @@ impl Gate {
     pub fn of(restore: &Restore) -> Gate {
         match &restore.generation {
             None => Gate::Open,
-            Some(generation) => Gate::Closed {
+            Some(generation) => Gate::Closed(Terms {
                 time_limit: Duration::from_millis(generation.deadline_ms.into()),
-                until: None,
                 record: restore.gate_record.clone(),
-            },
+            }),
         }
     }
 
     /// Starts the guest's time: the vCPUs run from now on.
     pub fn running(&mut self) {
-        if let Gate::Closed {
-            time_limit, until, ..
-        } = self
-        {
-            until.get_or_insert_with(|| Instant::now() + *time_limit);
-        }
+        *self = match std::mem::take(self) {
+            Gate::Closed(terms) => Gate::Timed {
+                until: Instant::now() + terms.time_limit,
+                terms,
+            },
+            other => other,
+        };
     }
 
     /// Handles the guest's report. Returns why the VM ends, if the guest did not pass.
     pub fn reported(&mut self, passed: bool) -> Option<Ending> {
-        let Gate::Closed { record, .. } = std::mem::take(self) else {
+        let (Gate::Closed(terms) | Gate::Timed { terms, .. }) = std::mem::take(self) else {
             return None;
         };
-        if let (true, Some(record)) = (passed, record)
+        if let (true, Some(record)) = (passed, terms.record)
             && let Err(error) = handed::write(&record, b"1")
         {
             // The VM is well; only a node that finds nothing else of it could restore it again.
@@ -80,25 +97,21 @@ impl Gate {
     /// How long the guest still has; `None` if no report is expected.
     pub fn time_left(&self) -> Option<Duration> {
         match self {
-            Gate::Closed {
-                until: Some(until), ..
-            } => Some(until.saturating_duration_since(Instant::now())),
-            _ => None,
+            Gate::Timed { until, .. } => Some(until.saturating_duration_since(Instant::now())),
+            Gate::Open | Gate::Closed(_) => None,
         }
     }
 
     /// Why the VM ends, if the guest's time is over.
     pub fn overdue(&self) -> Option<Ending> {
         match self {
-            Gate::Closed { time_limit, .. } if self.time_left() == Some(Duration::ZERO) => {
-                Some(Ending {
-                    reason: ExitReason::GuestFault,
-                    message: format!(
-                        "the restored guest did not take on an identity of its own within {} ms",
-                        time_limit.as_millis()
-                    ),
-                })
-            }
+            Gate::Timed { terms, until } if *until <= Instant::now() => Some(Ending {
+                reason: ExitReason::GuestFault,
+                message: format!(
+                    "the restored guest did not take on an identity of its own within {} ms",
+                    terms.time_limit.as_millis()
+                ),
+            }),
             _ => None,
         }
     }
@@ -109,11 +122,8 @@ mod tests {
     use super::*;
 
     fn closed(time_limit: Duration) -> Gate {
-        let mut gate = Gate::Closed {
-            time_limit,
-            until: None,
-            record: None,
-        };
+        let record = None;
+        let mut gate = Gate::Closed(Terms { time_limit, record });
         assert!(gate.time_left().is_none(), "nothing runs yet");
         gate.running();
         gate
@@ -143,11 +153,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let record = folder.path().join("passed");
         for (passes, expected) in [(false, None), (true, Some(b"1".to_vec()))] {
-            let mut gate = Gate::Closed {
+            let mut gate = Gate::Closed(Terms {
                 time_limit: Duration::from_secs(60),
-                until: None,
                 record: Some(record.clone()),
-            };
+            });
             assert_eq!(gate.reported(passes).is_none(), passes);
             assert_eq!(std::fs::read(&record).ok(), expected);
         }

@@ -3,7 +3,8 @@
 //! A VM is built by [`Builder`], step by step, and is then a [`Vmm`]; the binary `jiffy-vmm` adds
 //! little to that.
 //!
-//! * [`config`]: the configuration of a VM; [`builder`]: builds a VM.
+//! * [`config`]: the configuration of a VM; [`builder`]: builds a VM; [`prepared`]: what is there
+//!   before.
 //! * [`hypervisor`]: the KVM device.
 //! * [`memory`]: guest RAM; [`layout`]: addresses of guest memory.
 //! * [`pager`]: RAM that another process fills on page faults (userfaultfd).
@@ -40,6 +41,7 @@ pub mod mailbox;
 pub mod memory;
 pub mod pager;
 mod poll;
+pub mod prepared;
 pub mod probe;
 pub mod restore;
 pub mod sandbox;
@@ -54,10 +56,11 @@ pub mod vmm;
 pub mod watch;
 pub mod workers;
 
-pub use builder::{Builder, PreparedVm};
+pub use builder::Builder;
 pub use capture::SaveError;
 pub use devices::DeviceError;
 pub use error::StartError;
 pub use events::Events;
+pub use prepared::PreparedVm;
 pub use state::{StateError, VmState};
 pub use vmm::Vmm;

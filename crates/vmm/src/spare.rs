@@ -6,8 +6,8 @@
 //! nothing behind.
 
 use crate::boot::OpenFile;
-use crate::builder::PreparedVm;
 use crate::error::StartError;
+use crate::prepared::PreparedVm;
 use crate::sandbox::{self, Sandbox};
 use jiffy_sys::handed;
 use jiffy_sys::spare::{self, Argument};
@@ -68,6 +68,11 @@ pub struct Ahead {
 
 /// Prepares a VM, and waits on the inherited socket; `None` if the socket was closed. `placeholder`
 /// is the argument that the configuration's path replaces on the command line.
+///
+/// # Errors
+///
+/// If the process's arguments are not found, the VM can't be prepared, procfs can't be closed, the
+/// socket can't be read, or the order is not valid ([`SpareError`]).
 pub fn wait(
     socket: OwnedFd,
     placeholder: &Path,

@@ -47,7 +47,8 @@ const LONG_PAUSE_NS: u64 = 1_000_000_000;
 /// When memory that is of no use is freed: after the answer of a short command, which has priority.
 const UNUSED_TIME: Duration = Duration::from_millis(50);
 
-/// A VM. Only the thread that built it may call its methods.
+/// A VM. Only the thread that built it may call its methods. `phase`, `gate` and `supply` are its state;
+/// an `Option` besides is a part that not every VM has.
 pub struct Vmm {
     id: String,
     phase: Phase,
@@ -68,7 +69,7 @@ pub struct Vmm {
     /// RAM that was made ahead and is of no use to a restored VM, and when it is freed.
     unused: Option<(RamAhead, Instant)>,
     noted_calls: Option<NotedCalls>,
-    /// The profile of its guest's processor when it was last saved.
+    /// What the last save found: the profile of its guest's processor.
     profile: Option<Profile>,
 }
 
@@ -140,6 +141,10 @@ impl Vmm {
 
     /// Starts the vCPUs' threads. They enter the guest at once, or, if `paused`, wait for
     /// [`resume`](Vmm::resume).
+    ///
+    /// # Errors
+    ///
+    /// If memory was lost while the VM was built, or a thread can't be started.
     pub fn start(&mut self, paused: bool) -> Result<(), StartError> {
         let phase = match paused {
             true => Phase::Paused { since_ns: None },
@@ -153,6 +158,10 @@ impl Vmm {
     }
 
     /// Starts everything but the guest, which waits for [`begin`](Vmm::begin).
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Vmm::start).
     pub fn hold(&mut self) -> Result<(), StartError> {
         self.devices.resume();
         // First, because it reports whether the memory is present that devices will read.
@@ -164,6 +173,11 @@ impl Vmm {
 
     /// Enters a guest that is held, unless it is paused as well. Only the fw_cfg files, the devices'
     /// limits and the generation of this configuration are used: building the VM has used the rest.
+    ///
+    /// # Errors
+    ///
+    /// If a fw_cfg file can't be read or is not valid, or the host can't provide randomness for the
+    /// generation. The guest is not entered then.
     pub fn begin(&mut self, config: &VmmConfig) -> Result<(), StartError> {
         self.devices.replace_fw_cfg(fw_cfg::files(config)?)?;
         self.devices.begin_limits(config);
@@ -218,6 +232,10 @@ impl Vmm {
     }
 
     /// Waits until the guest has been entered (or can't be), and confines the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// If seccomp(2) refuses to confine the thread.
     pub fn settle(&mut self) -> Result<(), StartError> {
         // Handles notices first: the notice that the guest runs may be the last for a long time.
         while self.process_events().is_none()
@@ -284,7 +302,12 @@ impl Vmm {
         self.phase.is_still() || self.phase.is_held()
     }
 
-    /// Saves everything except RAM and disks. The VM must be paused and stays so.
+    /// Saves everything except RAM and disks. The VM stays paused.
+    ///
+    /// # Errors
+    ///
+    /// [`SaveError::Running`] if the VM is not paused. Otherwise if a vCPU's thread has ended, KVM
+    /// can't tell a part of the state, or a device can't be saved.
     pub fn save(&mut self) -> Result<VmState, SaveError> {
         if !self.phase.is_still() {
             return Err(SaveError::Running);
@@ -312,6 +335,12 @@ impl Vmm {
 
     /// Pauses the VM, captures its state and its RAM, and, if asked, resumes it. The
     /// captured files never change. A VM that was paused before stays paused.
+    ///
+    /// # Errors
+    ///
+    /// If the pager has not filled all memory ([`MemoryError::Incomplete`]), as of
+    /// [`save`](Vmm::save), if RAM can't be frozen, or if a memfd can't be created. After
+    /// [`MemoryError::Freeze`] the VM ends.
     pub fn capture(&mut self, resume: bool) -> Result<Capture, SaveError> {
         // The node requests a capture only after the pager has reported that memory is complete.
         self.process_events();
@@ -354,6 +383,10 @@ impl Vmm {
     }
 
     /// The ranges that its guest has written since its last capture, or since it was restored.
+    ///
+    /// # Errors
+    ///
+    /// As for [`GuestRam::written`]. While memory is missing, as of [`GuestRam::written_at_once`].
     pub fn written(&self) -> io::Result<Vec<Extent>> {
         match self.supply.is_complete() {
             true => self.ram.written(),
@@ -367,6 +400,10 @@ impl Vmm {
     }
 
     /// KVM's counters, summed over the vCPUs and the VM, and the counters of network interfaces.
+    ///
+    /// # Errors
+    ///
+    /// If KVM's statistics can't be read.
     pub fn stats(&self) -> Result<BTreeMap<String, u64>, io::Error> {
         let mut sums = BTreeMap::new();
         for stats in &self.stats {
@@ -376,21 +413,16 @@ impl Vmm {
         Ok(sums)
     }
 
-    /// Reports the calls that the kernel has noted, if its activity is recorded.
+    /// Reports what the kernel has noted, if its activity is recorded.
     pub fn report_boot(&self) {
-        let Some(NotedCalls { kernel, clock }) = &self.noted_calls else {
+        let Some(NotedCalls { kernel, clock: tsc }) = &self.noted_calls else {
             return;
         };
-        let calls = calls::read(self.ram.memory());
-        let addresses = calls.iter().map(|call| call.function).collect();
-        let names = elf::functions(kernel, &addresses).unwrap_or_default();
-        let named = calls.iter().map(|call| {
-            let name = names.get(&call.function).cloned();
-            let name = name.unwrap_or_else(|| format!("{:#x}", call.function));
-            let start_ns = clock.time_ns(call.start);
-            (name, start_ns, clock.time_ns(call.end) - start_ns)
-        });
-        self.events.report_kernel(named);
+        let ended_ns = clock::monotonic_ns();
+        let notes = calls::read(self.ram.memory());
+        let names = elf::functions(kernel, &notes.functions()).unwrap_or_default();
+        let spans = notes.spans(&names, tsc, ended_ns);
+        self.events.report_kernel(&spans, notes.dropped);
     }
 
     /// Handles requests that other threads made since the last call. Returns why the VM ends, if it

@@ -51,7 +51,7 @@ impl IdleThreads {
     ///
     /// # Errors
     ///
-    /// A thread can't be started.
+    /// If a thread can't be started.
     pub fn usual(sandbox: Sandbox) -> io::Result<IdleThreads> {
         let start = |(role, name)| Idle::start(role, name, sandbox, true);
         USUAL
@@ -115,13 +115,17 @@ pub struct ThreadStarter {
     threads: Arc<Mutex<Threads>>,
 }
 
-#[derive(Default)]
 struct Threads {
     idle: Vec<Idle>,
-    /// Whether device jobs may start.
-    started: bool,
-    /// Device jobs that wait for this.
-    deferred: Vec<(Sender<Work>, Work)>,
+    device_jobs: DeviceJobs,
+}
+
+/// When the jobs of devices begin.
+enum DeviceJobs {
+    /// Later; these wait.
+    Deferred(Vec<(Sender<Work>, Work)>),
+    /// At once.
+    Start,
 }
 
 impl ThreadStarter {
@@ -133,7 +137,7 @@ impl ThreadStarter {
             sandbox,
             threads: Arc::new(Mutex::new(Threads {
                 idle: idle.0,
-                ..Threads::default()
+                device_jobs: DeviceJobs::Deferred(Vec::new()),
             })),
         }
     }
@@ -142,10 +146,12 @@ impl ThreadStarter {
     /// the guest's first instruction; doorbells stay pending meanwhile. Must be called when the
     /// guest runs, and before anything waits for a device to stop.
     pub fn start_device_jobs(&self) {
-        let deferred = {
+        let before = {
             let mut threads = lock(&self.threads);
-            threads.started = true;
-            std::mem::take(&mut threads.deferred)
+            std::mem::replace(&mut threads.device_jobs, DeviceJobs::Start)
+        };
+        let DeviceJobs::Deferred(deferred) = before else {
+            return;
         };
         for (to, work) in deferred {
             // If the thread has ended, the code that waits for the work gets an error.
@@ -159,6 +165,10 @@ impl ThreadStarter {
     }
 
     /// Runs `body` on a vCPU's thread, at once. Must be called on the main thread.
+    ///
+    /// # Errors
+    ///
+    /// If no thread is idle and none can be started, or the idle one has ended.
     pub fn for_vcpu(&self, name: &str, body: Body) -> io::Result<Job> {
         self.submit(Role::Vcpu, name, body)
     }
@@ -187,11 +197,14 @@ impl ThreadStarter {
         let (done, ended) = sync_channel(1);
         let work = Work { body, done };
         let mut threads = lock(&self.threads);
-        if role == Role::Vcpu || threads.started {
-            let gone = |_| io::Error::other("an idle thread has exited");
-            worker.work.send(work).map_err(gone)?;
-        } else {
-            threads.deferred.push((worker.work.clone(), work));
+        match &mut threads.device_jobs {
+            DeviceJobs::Deferred(jobs) if role != Role::Vcpu => {
+                jobs.push((worker.work.clone(), work));
+            }
+            _ => {
+                let gone = |_| io::Error::other("an idle thread has exited");
+                worker.work.send(work).map_err(gone)?;
+            }
         }
         drop(threads);
         let threads = self.threads.clone();

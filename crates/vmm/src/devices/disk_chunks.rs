@@ -102,27 +102,39 @@ pub struct DiskChunks {
     reported: AtomicU32,
 }
 
-/// The connection to the pager, and open requests. A VMM that connects by name makes the connection
-/// when something is missing.
+/// The way to the pager, and open requests.
 #[derive(Debug)]
 struct Link {
     socket: PathBuf,
     dialer: Dialer,
-    stream: Option<UnixStream>,
+    pager: Pager,
+    last: u64,
+    /// Requests without an answer, by their ids.
+    pending: BTreeMap<u64, Pending>,
+}
+
+/// The connection to the pager. A VMM that connects by name makes it when something is missing.
+#[derive(Debug)]
+enum Pager {
+    /// There is none. The first request after this time, if there is one, begins to search.
+    Disconnected { until: Option<Instant> },
+    /// A pager is searched for, because requests are open. The next attempt is made at `next`.
+    Searched { search: Reconnect, next: Instant },
+    /// Connected.
+    Connected(Connection),
+    /// The search was given up: why.
+    Unreachable(io::Error),
+}
+
+/// A connection, and what was received on it.
+#[derive(Debug)]
+struct Connection {
+    stream: UnixStream,
     received: Lines,
     /// An answer that was received without its bytes, and how many follow.
     partial: Option<(ChunkAnswer, usize)>,
-    last: u64,
     /// Whether the pager was told that it may send bytes.
     is_told: bool,
-    /// Requests without an answer, by their ids.
-    pending: BTreeMap<u64, Pending>,
-    /// The search for a pager, while none is connected and requests are open.
-    search: Option<Reconnect>,
-    /// When the last attempt to connect failed, or the connection was lost.
-    last_attempt: Option<Instant>,
-    /// Why the search was given up.
-    given_up: Option<io::Error>,
 }
 
 /// A request for missing bytes that was not answered yet.
@@ -148,6 +160,11 @@ struct Failure {
 impl DiskChunks {
     /// Opens the map of the disk at `disk`, of `bytes` bytes. `None` if the whole disk is
     /// present: then it needs no map.
+    ///
+    /// # Errors
+    ///
+    /// If the disk is writable, or if its map can't be read, is not valid, or is that of a disk of
+    /// another size. A pager that can't be reached is no error.
     pub fn open(
         disk: &jiffy_wire::vmm::Disk,
         bytes: u64,
@@ -234,7 +251,10 @@ impl DiskChunks {
     fn receive_answers(&self, link: &mut Link) -> Vec<(u64, Result<Fetched, Failure>)> {
         let mut outcomes = Vec::new();
         loop {
-            match link.next() {
+            let Pager::Connected(connection) = &mut link.pager else {
+                return outcomes;
+            };
+            match connection.next() {
                 Ok(None) => return outcomes,
                 Ok(Some((answer, came))) => {
                     // Answers to requests that were given up are ignored.
@@ -266,9 +286,9 @@ impl DiskChunks {
     /// Requests that have waited for too long.
     fn expire(&self, link: &mut Link) -> Vec<(u64, Result<Fetched, Failure>)> {
         let socket = link.socket.display().to_string();
-        if let Some(error) = link.given_up.take() {
-            link.search = None;
+        if let Pager::Unreachable(error) = &link.pager {
             let sentence = format!("the pager at {socket} can't be reached: {error}");
+            link.pager = Pager::Disconnected { until: None };
             return link.fail(|pending| Some(self.failure(&pending.bytes, &sentence)));
         }
         let seconds = ANSWER_TIMEOUT.as_secs();
@@ -361,12 +381,13 @@ impl Fetcher for DiskChunks {
     fn wait(&self, wakeup: BorrowedFd<'_>) -> io::Result<bool> {
         let link = self.link();
         let mut fds = vec![PollFd::from_borrowed_fd(wakeup, PollFlags::IN)];
-        let stream = link.stream.as_ref();
-        fds.extend(stream.map(|stream| PollFd::new(stream, PollFlags::IN)));
-        let time = match stream {
-            // The timeout of a silent pager is checked at intervals.
-            Some(_) => EXPIRY_INTERVAL,
-            None => INTERVAL,
+        let time = match &link.pager {
+            Pager::Connected(connection) => {
+                fds.push(PollFd::new(&connection.stream, PollFlags::IN));
+                // The timeout of a silent pager is checked at intervals.
+                EXPIRY_INTERVAL
+            }
+            _ => INTERVAL,
         };
         match poll(&mut fds, Some(&timespec(time))) {
             Ok(_) => Ok(!fds[0].revents().is_empty()),
@@ -378,7 +399,9 @@ impl Fetcher for DiskChunks {
     fn give_up(&self) {
         let mut link = self.link();
         link.pending.clear();
-        link.search = None;
+        if let Pager::Searched { next, .. } = link.pager {
+            link.pager = Pager::Disconnected { until: Some(next) };
+        }
     }
 }
 
@@ -387,98 +410,61 @@ impl Link {
         Link {
             socket: socket.to_owned(),
             dialer: Dialer::new(socket),
-            stream: None,
-            received: Lines::new(LINE_MAX),
-            partial: None,
+            pager: Pager::Disconnected { until: None },
             last: 0,
-            is_told: false,
             pending: BTreeMap::new(),
-            search: None,
-            last_attempt: None,
-            given_up: None,
         }
     }
 
     /// Connects by name while this process may still do so, if it has to ask later.
     fn connect_ahead(&mut self) {
-        if !self.dialer.is_by_name() {
-            self.stream = dial::connect(&self.socket).ok();
+        if !self.dialer.is_by_name()
+            && let Ok(stream) = dial::connect(&self.socket)
+        {
+            self.pager = Pager::Connected(Connection::new(stream));
         }
-    }
-
-    /// Never blocks: if the pager is busy, the caller tries again later.
-    fn connect(&mut self) -> io::Result<()> {
-        let stream = self.dialer.attempt()?;
-        self.received = Lines::new(LINE_MAX);
-        self.partial = None;
-        self.is_told = false;
-        self.stream = Some(stream);
-        Ok(())
     }
 
     /// Closes the connection. Requests that were sent on it are to be sent again.
     fn disconnect(&mut self) {
-        self.stream = None;
-        self.last_attempt = Some(Instant::now());
+        let until = Some(Instant::now() + INTERVAL);
+        self.pager = Pager::Disconnected { until };
         for pending in self.pending.values_mut() {
             pending.is_sent = false;
         }
     }
 
-    /// Sends requests that were not sent yet; connects to a pager first if necessary.
+    /// Sends requests that were not sent yet; connects to a pager first if necessary. Never blocks: if
+    /// the pager is busy, the caller tries again later.
     fn send_all(&mut self) {
         if self.pending.values().all(|pending| pending.is_sent) {
             return;
         }
-        if self.stream.is_none() {
-            let waits = |last_attempt: Instant| last_attempt.elapsed() < INTERVAL;
-            if self.last_attempt.is_some_and(waits) {
+        let search = match &mut self.pager {
+            Pager::Unreachable(_) => return,
+            Pager::Disconnected { until } if is_later(*until) => return,
+            Pager::Disconnected { .. } => Reconnect::within(PAGER_TIMEOUT),
+            Pager::Searched { next, .. } if is_later(Some(*next)) => return,
+            Pager::Searched { search, .. } => *search,
+            Pager::Connected(connection) => {
+                if connection.send(&mut self.pending).is_err() {
+                    self.disconnect();
+                }
                 return;
             }
-            let begin = || Reconnect::within(PAGER_TIMEOUT);
-            let search = *self.search.get_or_insert_with(begin);
-            match search.attempt(|| self.connect()) {
-                Ok(Some(())) => {}
-                Ok(None) => {
-                    self.last_attempt = Some(Instant::now());
-                    return;
-                }
-                Err(error) => {
-                    self.given_up = Some(error);
-                    return;
+        };
+        let next = Instant::now() + INTERVAL;
+        self.pager = match search.attempt(|| self.dialer.attempt()) {
+            Ok(None) => Pager::Searched { search, next },
+            Err(error) => Pager::Unreachable(error),
+            Ok(Some(stream)) => {
+                let mut connection = Connection::new(stream);
+                match connection.send(&mut self.pending) {
+                    Ok(()) => Pager::Connected(connection),
+                    Err(_) => Pager::Searched { search, next },
                 }
             }
-        }
-        match self.send() {
-            Ok(()) => (self.search, self.last_attempt) = (None, None),
-            Err(_) => self.disconnect(),
-        }
-    }
-
-    fn send(&mut self) -> io::Result<()> {
-        let mut lines = Vec::with_capacity(128);
-        if !self.is_told {
-            lines.extend(encode_line(&ChunkRequest::TAKES_BYTES));
-            self.is_told = true;
-        }
-        for (id, pending) in self
-            .pending
-            .iter_mut()
-            .filter(|(_, pending)| !pending.is_sent)
-        {
-            lines.extend(encode_line(&ChunkRequest {
-                id: *id,
-                offset: pending.bytes.start,
-                length: pending.bytes.end - pending.bytes.start,
-            }));
-            pending.is_sent = true;
-        }
-        let stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        // The lines of a whole queue are far shorter than what the socket takes at once.
-        match send(stream, &lines, SendFlags::NOSIGNAL)? {
-            sent if sent == lines.len() => Ok(()),
-            _ => Err(io::ErrorKind::WriteZero.into()),
-        }
+        };
     }
 
     /// Removes the requests for which `failure` returns one.
@@ -496,19 +482,56 @@ impl Link {
         });
         failed
     }
+}
+
+/// Whether this time has not come yet.
+fn is_later(time: Option<Instant>) -> bool {
+    time.is_some_and(|time| Instant::now() < time)
+}
+
+impl Connection {
+    fn new(stream: UnixStream) -> Connection {
+        Connection {
+            stream,
+            received: Lines::new(LINE_MAX),
+            partial: None,
+            is_told: false,
+        }
+    }
+
+    /// Sends the requests that were not sent yet. If it fails, none counts as sent.
+    fn send(&mut self, pending: &mut BTreeMap<u64, Pending>) -> io::Result<()> {
+        let mut lines = Vec::with_capacity(128);
+        if !self.is_told {
+            lines.extend(encode_line(&ChunkRequest::TAKES_BYTES));
+            self.is_told = true;
+        }
+        for (id, pending) in pending.iter().filter(|(_, pending)| !pending.is_sent) {
+            lines.extend(encode_line(&ChunkRequest {
+                id: *id,
+                offset: pending.bytes.start,
+                length: pending.bytes.end - pending.bytes.start,
+            }));
+        }
+        // The lines of a whole queue are far shorter than what the socket takes at once.
+        if send(&self.stream, &lines, SendFlags::NOSIGNAL)? < lines.len() {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        for pending in pending.values_mut() {
+            pending.is_sent = true;
+        }
+        Ok(())
+    }
 
     /// The next answer that has arrived, with its bytes. `InvalidData` if the pager violates the
     /// protocol; any other error if the connection is lost.
     fn next(&mut self) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {
         loop {
-            let Some(stream) = &self.stream else {
-                return Ok(None);
-            };
             if let Some(answer) = next_answer(&mut self.received, &mut self.partial)? {
                 return Ok(Some(answer));
             }
             let mut bytes = [0; LINE_MAX];
-            match recv(stream, &mut bytes[..], RecvFlags::DONTWAIT) {
+            match recv(&self.stream, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
                 Ok((count, _)) => self.received.push(&bytes[..count]),
                 Err(Errno::AGAIN) => return Ok(None),

@@ -1,6 +1,7 @@
 //! Guest RAM: files that are mapped and registered with KVM.
 //!
 //! * `mapping`: the mapping of RAM in this process.
+//! * `ahead`: RAM that is made before the VM is known.
 //! * `contents`: which file holds which bytes; what was written, released and frozen.
 //! * [`layers`]: RAM as a stack of files.
 //!
@@ -8,12 +9,14 @@
 //! privately instead, at the same addresses: later writes of the VM are its own, and other VMs may
 //! map the file too. The next freeze copies just the written pages into a further layer.
 
+mod ahead;
 mod contents;
 mod error;
 pub mod layers;
 mod mapping;
 
 use crate::layout;
+pub use ahead::RamAhead;
 pub use contents::Frozen;
 use contents::{Contents, Mapped};
 pub use error::MemoryError;
@@ -27,97 +30,16 @@ use jiffy_wire::vmm::{Extent, Memory, PageSize};
 use kvm_ioctls::VmFd;
 use layers::{Layer, Segment, visible};
 use mapping::{Mapping, whole};
-use rustix::fs::FallocateFlags;
 use rustix::mm::Advice;
 use std::fs::{self, File};
 use std::io;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::GuestAddress;
 
 /// Most bytes copied before a restored VM runs.
 const COPY_AHEAD_MAX: u64 = 64 << 20;
-/// The huge pages that Linux uses by the end of its first command, MiB. Those that every Linux uses
-/// by its boot's end, whatever the size of RAM up to 3 GiB (of more, without the second to fourth),
-/// are that of the boot's structures, those that its allocator gives out first, and those of the
-/// kernel itself. Last come one for programs, and two of its own structures at the end of RAM, if
-/// that has [`SIZE_AHEAD`].
-const USED_FIRST: [u64; 10] = [0, 4, 8, 10, 16, 18, 20, 2, 124, 126];
-/// Size of RAM that VMs have unless they ask for another.
-const SIZE_AHEAD: u64 = 128 << 20;
-
 /// Name of RAM's memfd.
 const NAME: &str = "jiffy guest RAM";
-
-/// The beginning of RAM whose size is not known yet.
-#[derive(Debug)]
-pub struct RamAhead {
-    file: File,
-    ram: GuestRam,
-    /// How many huge pages were allocated.
-    allocated: usize,
-}
-
-impl RamAhead {
-    /// End of the memory that is allocated for a kernel.
-    pub const KERNEL_END: u64 = 22 << 20;
-
-    /// Nothing is allocated yet.
-    ///
-    /// # Errors
-    ///
-    /// The file can't be made or mapped.
-    pub fn new() -> Result<RamAhead, MemoryError> {
-        let create = || {
-            let file = memfd::create(NAME, SIZE_AHEAD, Pages::Small)?;
-            Ok((file.try_clone()?, file))
-        };
-        let (file, mapped) = create().map_err(MemoryError::Create)?;
-        let ram = GuestRam::map_memfd(mapped, SIZE_AHEAD, Pages::Small)?;
-        ram.allow_huge_pages();
-        let allocated = 0;
-        Ok(RamAhead {
-            file,
-            ram,
-            allocated,
-        })
-    }
-
-    /// Allocates one more huge page that a boot needs first, of which the kernel has to clear every
-    /// byte, if the host offers huge pages. False if there is none left.
-    pub fn allocate_next(&mut self) -> bool {
-        let Some(address) = USED_FIRST.get(self.allocated) else {
-            return false;
-        };
-        self.allocated += 1;
-        let touched = self
-            .ram
-            .memory()
-            .write_obj(0u8, GuestAddress(*address << 20));
-        touched.is_ok()
-    }
-
-    /// The memory that there is so far.
-    pub fn memory(&self) -> &GuestMemory {
-        self.ram.memory()
-    }
-
-    /// Makes a range zero again.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refused; the range is as it was.
-    pub fn clear(&self, range: Range<u64>) -> io::Result<()> {
-        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let length = range.end.saturating_sub(range.start);
-        Ok(rustix::fs::fallocate(&self.file, how, range.start, length)?)
-    }
-
-    /// The file for [`GuestRam::create_in`].
-    pub fn into_file(self) -> File {
-        self.file
-    }
-}
 
 /// Guest RAM.
 #[derive(Debug)]
@@ -132,12 +54,16 @@ impl GuestRam {
     ///
     /// # Errors
     ///
-    /// A size that is not possible, or memory that this host does not have.
+    /// If the size is not possible, or the host does not have the memory.
     pub fn create(config: &Memory) -> Result<GuestRam, MemoryError> {
         GuestRam::create_in(config, None)
     }
 
     /// Creates RAM as configured, if possible in a file that was made ahead ([`RamAhead`]).
+    ///
+    /// # Errors
+    ///
+    /// As for [`create`](GuestRam::create).
     pub fn create_in(config: &Memory, ahead: Option<File>) -> Result<GuestRam, MemoryError> {
         let size = u64::from(config.size_mib) << 20;
         if !(layout::MIN_RAM..=layout::MAX_RAM).contains(&size) {
@@ -206,7 +132,11 @@ impl GuestRam {
         GuestRam::map(vec![layer], Mapped::Shared, size, pages, flags)
     }
 
-    /// Captured RAM: its layers, which are never written to. Nothing is read now.
+    /// Captured RAM of `size` bytes: its layers, which are never written to. Nothing is read now.
+    ///
+    /// # Errors
+    ///
+    /// If mmap(2) of a layer fails.
     pub fn from_layers(layers: Vec<Layer>, size: u64) -> Result<GuestRam, MemoryError> {
         let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
         if let [_] = layers.as_slice() {
@@ -268,6 +198,10 @@ impl GuestRam {
     }
 
     /// Registers the memory with KVM, one slot per range. The VM must not outlive it.
+    ///
+    /// # Errors
+    ///
+    /// If `KVM_SET_USER_MEMORY_REGION` fails.
     pub fn register(&self, vm: &VmFd) -> Result<(), MemoryError> {
         self.mapping.give_to(vm, 0).map_err(MemoryError::Register)
     }
@@ -326,7 +260,11 @@ impl GuestRam {
         self.mapping.advise(extent, Advice::LinuxPopulateWrite)
     }
 
-    /// RAM that is untouched, for a pager to fill.
+    /// RAM of `size` bytes that is untouched, for a pager to fill.
+    ///
+    /// # Errors
+    ///
+    /// If memfd_create(2), ftruncate(2) or mmap(2) fails.
     pub fn to_be_paged(size: u64) -> Result<GuestRam, MemoryError> {
         let file = memfd::create(NAME, size, Pages::Small).map_err(MemoryError::Create)?;
         GuestRam::map_memfd(file, size, Pages::Small)
@@ -337,7 +275,7 @@ impl GuestRam {
     ///
     /// # Errors
     ///
-    /// The file or the ranges do not fit RAM, or can't be mapped.
+    /// If the file or the ranges do not fit RAM, or can't be mapped.
     pub fn share(&self, file: File, covers: Vec<Extent>) -> Result<(), MemoryError> {
         let layer = Layer::new(file, covers, self.mapping.size)?;
         self.lock()
@@ -345,8 +283,7 @@ impl GuestRam {
             .map_err(MemoryError::Share)
     }
 
-    /// Host addresses of all parts that are not [shared](GuestRam::share):
-    /// `(address, length)`.
+    /// Host addresses of all parts that are not [shared](GuestRam::share): `(address, length)`.
     pub fn unshared(&self) -> Vec<(u64, u64)> {
         let own = self.lock().unshared();
         own.into_iter()
@@ -359,7 +296,7 @@ impl GuestRam {
     ///
     /// # Errors
     ///
-    /// The kernel refuses a registration.
+    /// If the kernel refuses a registration.
     #[allow(unsafe_code)] // Memory gets contents that others decide.
     pub fn serve_by(&self, uffd: &Userfaultfd) -> io::Result<Vec<PagerMapping>> {
         let page_size = layers::PAGE;
@@ -385,14 +322,18 @@ impl GuestRam {
     ///
     /// # Errors
     ///
-    /// After [`MemoryError::Freeze`] RAM may be half frozen, and its VM must end; after any
-    /// other error nothing has changed.
+    /// If a file can't be made, written or mapped. After [`MemoryError::Freeze`] RAM may be half
+    /// frozen, and its VM must end; after any other error nothing has changed.
     pub fn freeze(&self) -> Result<Frozen, MemoryError> {
         self.lock().freeze(&self.mapping)
     }
 
     /// The ranges of RAM that this VM has written since the last freeze, or since it mapped frozen
     /// memory of another VM. Before the first freeze, all of RAM.
+    ///
+    /// # Errors
+    ///
+    /// If the page map of this process or KVM's dirty log can't be read.
     pub fn written(&self) -> io::Result<Vec<Extent>> {
         self.lock().written(&self.mapping)
     }
@@ -466,7 +407,7 @@ fn available_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+    use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion};
 
     fn config(size_mib: u32, pages: PageSize) -> Memory {
         Memory {

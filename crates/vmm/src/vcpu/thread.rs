@@ -1,4 +1,16 @@
 //! The thread that runs a vCPU, with pause and resume.
+//!
+//! ```text
+//!         pause           left the guest
+//!  Runs ─────────▶ Parks ────────────────▶ Parked
+//!    │               │                       │
+//!    │ end           │ end                   │ end
+//!    └──────▶ Ends ◀─┘                       ▼
+//!               └───────────────────────▶ Ended
+//!                    left the guest
+//! ```
+//!
+//! `resume` leads from `Parks` and `Parked` back to `Runs`.
 
 use super::Vcpu;
 use super::exit::{self, Board, Next};
@@ -33,9 +45,24 @@ struct Shared {
 }
 
 struct Control {
-    request: Request,
-    parked: bool,
+    state: State,
+    /// To be done next, in any state: the slot of a message, taken before the state counts.
     task: Option<Task>,
+}
+
+/// What the thread does, or is asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The vCPU is in the guest, or enters it.
+    Runs,
+    /// It is asked to leave the guest.
+    Parks,
+    /// It is out of the guest, and waits.
+    Parked,
+    /// It is asked to leave the guest for good.
+    Ends,
+    /// It is out of the guest for good.
+    Ended,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +70,23 @@ enum Request {
     Run,
     Park,
     End,
+}
+
+impl State {
+    fn is_out(self) -> bool {
+        matches!(self, State::Parked | State::Ended)
+    }
+
+    fn asked(self, request: Request) -> State {
+        match (self, request) {
+            (State::Ends | State::Ended, _) => self,
+            (_, Request::Run) => State::Runs,
+            (State::Parked, Request::Park) => State::Parked,
+            (State::Runs | State::Parks, Request::Park) => State::Parks,
+            (State::Parked, Request::End) => State::Ended,
+            (State::Runs | State::Parks, Request::End) => State::Ends,
+        }
+    }
 }
 
 enum Work {
@@ -54,6 +98,10 @@ enum Work {
 impl VcpuThread {
     /// Starts a thread that runs the guest, or, if `parked`, waits for
     /// [`resume`](VcpuThread::resume).
+    ///
+    /// # Errors
+    ///
+    /// As for [`ThreadStarter::for_vcpu`].
     pub fn start(
         vcpu: Vcpu,
         board: Board,
@@ -63,8 +111,7 @@ impl VcpuThread {
     ) -> io::Result<VcpuThread> {
         let shared = Arc::new(Shared {
             control: Mutex::new(Control {
-                request: if parked { Request::Park } else { Request::Run },
-                parked: false,
+                state: if parked { State::Parks } else { State::Runs },
                 task: None,
             }),
             changed: Condvar::new(),
@@ -83,7 +130,7 @@ impl VcpuThread {
                     message: format!("a vCPU's thread could not be confined: {error}"),
                 })),
             }
-            thread_shared.lock().parked = true;
+            thread_shared.lock().state = State::Ended;
             thread_shared.mailbox.push(Notice::Parked);
         };
         let job = workers.for_vcpu(&name, Box::new(body))?;
@@ -111,7 +158,7 @@ impl VcpuThread {
 
     /// Whether the vCPU is out of the guest and stays out.
     pub fn is_parked(&self) -> bool {
-        self.shared.lock().parked
+        self.shared.lock().state.is_out()
     }
 
     /// Runs `task` on the thread of the vCPU, which must be parked.
@@ -136,10 +183,7 @@ impl Shared {
 
     fn set_request(&self, request: Request) {
         let mut control = self.lock();
-        control.request = request;
-        if request == Request::Run {
-            control.parked = false;
-        }
+        control.state = control.state.asked(request);
         drop(control);
         self.changed.notify_one();
         // A vCPU that is in the guest and is to continue need not be kicked.
@@ -154,8 +198,8 @@ impl Shared {
     /// Parks the vCPU without a request.
     fn park(&self) {
         let mut control = self.lock();
-        if control.request == Request::Run {
-            control.request = Request::Park;
+        if control.state == State::Runs {
+            control.state = State::Parks;
         }
     }
 
@@ -167,16 +211,14 @@ impl Shared {
             if let Some(task) = control.task.take() {
                 return Work::Task(task);
             }
-            match control.request {
-                Request::Run => return Work::Run,
-                Request::End => return Work::End,
-                Request::Park => {
-                    if !control.parked {
-                        control.parked = true;
-                        self.mailbox.push(Notice::Parked);
-                    }
-                    control = unpoisoned(self.changed.wait(control));
+            match control.state {
+                State::Runs => return Work::Run,
+                State::Ends | State::Ended => return Work::End,
+                State::Parks => {
+                    control.state = State::Parked;
+                    self.mailbox.push(Notice::Parked);
                 }
+                State::Parked => control = unpoisoned(self.changed.wait(control)),
             }
         }
     }
@@ -256,4 +298,30 @@ fn with_kick_flag(vcpu: &mut Vcpu, body: impl FnOnce(&mut Vcpu, &AtomicU8)) {
     // by `complete` on this thread.
     let flag = unsafe { AtomicU8::from_ptr(flag) };
     kick::with_flag(flag, || body(vcpu, flag));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parked_vcpu_stays_out_of_the_guest_until_it_is_resumed() {
+        assert_eq!(State::Runs.asked(Request::Park), State::Parks);
+        assert_eq!(State::Parked.asked(Request::Park), State::Parked);
+        for state in [State::Parks, State::Parked] {
+            assert_eq!(state.asked(Request::Run), State::Runs);
+        }
+        // It need not enter the guest to end.
+        assert!(State::Parked.asked(Request::End).is_out());
+        assert!(!State::Parks.asked(Request::End).is_out());
+    }
+
+    #[test]
+    fn a_thread_that_ends_takes_no_other_request() {
+        for state in [State::Ends, State::Ended] {
+            for request in [Request::Run, Request::Park, Request::End] {
+                assert_eq!(state.asked(request), state);
+            }
+        }
+    }
 }
