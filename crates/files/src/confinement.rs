@@ -4,7 +4,7 @@ use jiffy_jail::confine::ConfineError;
 use jiffy_jail::rooted::{self, Rooted};
 use jiffy_sys::seccomp;
 use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_without};
-use jiffy_sys::seccomp::lists::{OPEN_FILES, PROCESS};
+use jiffy_sys::seccomp::lists::{OPEN_FILES, PROCESS, THREADS};
 use std::io;
 use std::os::fd::BorrowedFd;
 use thiserror::Error;
@@ -22,6 +22,10 @@ pub enum ConfinementError {
 
 /// Confines this process, which must have one thread, permanently to a folder. With `users` it is
 /// root and can act as other users.
+///
+/// # Errors
+///
+/// If the kernel refuses the restrictions of files, or the seccomp filter.
 pub fn enter(
     folder: BorrowedFd<'_>,
     read_only: bool,
@@ -70,4 +74,7 @@ const SOCKET: &[Rule] = &[
     call(libc::SYS_ppoll),
 ];
 
-static FILTER: Filter = Filter::build(&[PROCESS, OPEN_FILES, FILES, SOCKET], Refusal::Error);
+static FILTER: Filter = Filter::build(
+    &[PROCESS, THREADS, OPEN_FILES, FILES, SOCKET],
+    Refusal::Error,
+);

@@ -4,7 +4,7 @@ use jiffy_jail::confine::{self, ConfineError};
 use jiffy_rootfs::Limits;
 use jiffy_sys::seccomp;
 use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with};
-use jiffy_sys::seccomp::lists::PROCESS;
+use jiffy_sys::seccomp::lists::{PROCESS, THREADS};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
 use std::io;
@@ -34,6 +34,10 @@ pub enum ConfinementError {
 /// Confines this process, which must have one thread, permanently: no capability, file, folder,
 /// network or new descriptor, and limits. It is killed when the thread of the daemon that started it
 /// ends. Where the kernel has no Landlock, [`filter`] alone keeps files out of reach.
+///
+/// # Errors
+///
+/// If capabilities can't be dropped, Landlock refuses the rules, or `setrlimit` or `prctl` fails.
 pub fn enter() -> Result<(), ConfinementError> {
     confine::seal()?;
     let files = Limits::default();
@@ -53,6 +57,10 @@ pub fn enter() -> Result<(), ConfinementError> {
 
 /// Filters the system calls of this process: only reading and writing of open files, memory and
 /// threads are left.
+///
+/// # Errors
+///
+/// If `setrlimit` fails, or the filter can't be installed.
 pub fn filter() -> Result<(), ConfinementError> {
     // No further descriptor; open ones stay.
     limit(Resource::Nofile, 0)?;
@@ -94,4 +102,4 @@ const FILES: &[Rule] = &[
     call_with(libc::SYS_ioctl, 1, &[FICLONE]),
 ];
 
-static FILTER: Filter = Filter::build(&[PROCESS, FILES], Refusal::Error);
+static FILTER: Filter = Filter::build(&[PROCESS, THREADS, FILES], Refusal::Error);

@@ -3,6 +3,7 @@
 
 use crate::error::MachineError;
 use crate::instance;
+use crate::listeners;
 use crate::machine::Machine;
 use crate::protocol::{AGENT_PORT, API_PORT, GUEST};
 use crate::qmp::Control;
@@ -63,6 +64,10 @@ pub struct PortsLock {
 
 impl Machine {
     /// Locks the list of forwarded ports; `None` if another command holds it.
+    ///
+    /// # Errors
+    ///
+    /// If the lock file can't be opened or locked.
     pub fn try_lock_ports(&self) -> Result<Option<PortsLock>, MachineError> {
         let path = self.ports_lock_file();
         let locked = locked::open(&path)
@@ -71,9 +76,13 @@ impl Machine {
         Ok(locked.map(|_file| PortsLock { _file }))
     }
 
-    /// Makes QEMU forward exactly these ports besides the machine's own. If a port is not available
-    /// on the host, the others are forwarded and an error is returned. The lock must have been
+    /// Makes QEMU forward exactly these ports besides the machine's own. The lock must have been
     /// taken before the list was read.
+    ///
+    /// # Errors
+    ///
+    /// If the machine does not run, its control socket fails, or a port is not available on the
+    /// host; then the others are forwarded.
     pub fn forward(
         &self,
         _lock: &PortsLock,
@@ -96,6 +105,11 @@ impl Machine {
                     port: new.port,
                 });
             }
+        }
+        if !wanted.is_subset(&there)
+            && let Some(qemu) = instance::running_pid(&self.current_setup().pid_file())
+        {
+            listeners::enlarge_backlogs(qemu);
         }
         refused.map_or(Ok(()), Err)
     }

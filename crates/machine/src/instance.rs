@@ -3,6 +3,7 @@
 
 use crate::client::AgentAddress;
 use crate::error::MachineError;
+use crate::listeners;
 use crate::options::Accelerator;
 use crate::protocol::{
     AGENT_PORT, API_PORT, AUTHORITIES_PATH, DATA_MOUNT, GUEST, HOST, NAME_SERVER, Ready, TOKEN_PATH,
@@ -28,6 +29,10 @@ use std::time::{Duration, Instant};
 const MAX_SOCKET_PATH: usize = 107;
 
 /// 256 random bits as hexadecimal digits.
+///
+/// # Errors
+///
+/// If `getrandom` fails.
 pub fn new_token() -> Result<String, MachineError> {
     let mut bytes = [0u8; 32];
     getrandom::fill(&mut bytes)
@@ -153,6 +158,11 @@ pub fn host_is_intel() -> bool {
 }
 
 /// Checks that all files for a start exist; returns the path of QEMU.
+///
+/// # Errors
+///
+/// If QEMU is not on `PATH`, the kernel or the initramfs does not exist, or the path of a socket is
+/// longer than 107 bytes.
 pub fn check(setup: &Setup) -> Result<PathBuf, MachineError> {
     let qemu = qemu::find()?;
     for (what, path) in [("kernel", &setup.kernel), ("initramfs", &setup.initramfs)] {
@@ -174,6 +184,11 @@ pub fn check(setup: &Setup) -> Result<PathBuf, MachineError> {
 /// Writes everything that QEMU reads, then starts it. With `setup.daemonize` QEMU outlives this
 /// process and the result is `None`; otherwise QEMU is a child and ends when the calling thread
 /// does. QEMU inherits `shares`, sockets of the servers of the shared folders in `config`.
+///
+/// # Errors
+///
+/// If a file is missing (see [`check`]), can't be written or removed, or QEMU does not start.
+/// Without `setup.daemonize`, only [`wait_until_ready`] sees that QEMU has ended.
 pub fn launch(
     setup: &Setup,
     config: &GuestConfig,
@@ -264,6 +279,10 @@ fn last_stderr_line(stderr: &[u8]) -> String {
 }
 
 /// Waits until the machine is ready; `progress` is called at each stage.
+///
+/// # Errors
+///
+/// If it is not ready within `limit`, a service in it does not start, or QEMU ends.
 pub fn wait_until_ready(
     setup: &Setup,
     mut child: Option<&mut Child>,
@@ -323,7 +342,12 @@ pub fn wait_until_ready(
         progress(&ready);
         match ready {
             Ready::Agent { .. } => {}
-            Ready::Services { .. } => return Ok(()),
+            Ready::Services { .. } => {
+                if let Some(qemu) = running_pid(&setup.pid_file()) {
+                    listeners::enlarge_backlogs(qemu);
+                }
+                return Ok(());
+            }
             Ready::Failed { message } => {
                 return Err(MachineError::NotReady {
                     message,
@@ -377,6 +401,10 @@ fn foreign_lock(path: &Path) -> Option<Flock> {
 }
 
 /// Kills QEMU and waits until it has ended.
+///
+/// # Errors
+///
+/// If it has not ended after 60 s.
 pub fn kill(pid_file: &Path) -> Result<(), MachineError> {
     let Some(pid) = running_pid(pid_file) else {
         return Ok(());
@@ -404,6 +432,10 @@ pub fn wait_for_end(pid_file: &Path, limit: Duration) -> bool {
 }
 
 /// The host's ports for the API and the agent.
+///
+/// # Errors
+///
+/// If the control socket fails, or QEMU does not forward these ports.
 pub fn forwarded_addresses(setup: &Setup) -> Result<(SocketAddr, SocketAddr), MachineError> {
     let mut control = Control::connect(&setup.control_socket())?;
     let api = control.forwarded_port(API_PORT)?;
@@ -413,6 +445,10 @@ pub fn forwarded_addresses(setup: &Setup) -> Result<(SocketAddr, SocketAddr), Ma
 }
 
 /// The agent's address in a running instance.
+///
+/// # Errors
+///
+/// If [`forwarded_addresses`] fails.
 pub fn agent(setup: &Setup, token: &str) -> Result<AgentAddress, MachineError> {
     let (_, address) = forwarded_addresses(setup)?;
     Ok(AgentAddress {
@@ -426,7 +462,11 @@ pub fn is_software(accelerator: Accelerator) -> bool {
     accelerator != Accelerator::Kvm
 }
 
-/// Creates a folder that only its owner can enter; refuses one of another user.
+/// Creates a folder that only its owner can enter.
+///
+/// # Errors
+///
+/// If it can't be created, or belongs to another user.
 pub fn private_folder(path: &Path) -> Result<(), MachineError> {
     use std::os::unix::fs::MetadataExt;
     std::fs::DirBuilder::new()

@@ -7,6 +7,7 @@
 //! * [`instance`]: one running QEMU, the user's or a test's.
 //! * [`qemu`]: QEMU's command line; [`qmp`]: its control socket.
 //! * [`forward`]: ports of the host that are forwarded to it.
+//! * [`listeners`]: the sockets on which QEMU listens for it.
 //! * [`disk`]: the data disk.
 //! * [`client`]: runs programs in the machine; [`shell`]: with a terminal.
 //! * [`protocol`]: messages of host and agent; [`agent`]: the machine's side.
@@ -19,6 +20,7 @@ pub mod error;
 pub mod forward;
 pub mod image;
 pub mod instance;
+pub mod listeners;
 pub mod machine;
 pub mod options;
 pub mod protocol;

@@ -30,9 +30,14 @@ pub enum Error {
     PoolEmpty(String),
     /// Every private range overlaps a route.
     #[error(
-        "the host has routes into all private ranges: choose ranges for VMs with jiffyd --vm-ipv4 and --vm-ipv6"
+        "the host has routes into all private {family} ranges: choose a range for VMs with jiffyd {option}"
     )]
-    NoRange,
+    NoRange {
+        /// `IPv4` or `IPv6`.
+        family: &'static str,
+        /// The option of `jiffyd` that sets the range.
+        option: &'static str,
+    },
     /// The range overlaps an address or route of the host.
     #[error("the range {pool} for VMs overlaps the host's route to {route}")]
     PoolTaken {

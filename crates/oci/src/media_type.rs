@@ -41,7 +41,7 @@ pub fn is_layer(media_type: &str) -> bool {
     LAYERS
         .iter()
         .filter_map(|known| media_type.strip_prefix(*known))
-        .any(|packing| ["", "+gzip", "+zstd", ".gzip", ".zstd"].contains(&packing))
+        .any(|compression| ["", "+gzip", "+zstd", ".gzip", ".zstd"].contains(&compression))
 }
 
 /// Whether it is that of an image's configuration, OCI's or Docker's.

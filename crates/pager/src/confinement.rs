@@ -3,7 +3,7 @@
 
 use jiffy_jail::confine::{self, ConfineError, Folders};
 use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with};
-use jiffy_sys::seccomp::lists::{CONNECTIONS, FIONBIO, OPEN_FILES, PROCESS};
+use jiffy_sys::seccomp::lists::{CONNECTIONS, FIONBIO, OPEN_FILES, PROCESS, THREADS};
 use jiffy_sys::{seccomp, userfaultfd};
 use std::fs;
 use std::io;
@@ -30,6 +30,10 @@ pub enum ConfinementError {
 
 /// Confines this process, which must have one thread, to these folders and to the system calls of a
 /// pager, permanently. Returns false if the kernel has no Landlock, which restricts the folders.
+///
+/// # Errors
+///
+/// If a folder can't be listed, or the kernel refuses the restrictions or the seccomp filter.
 pub fn enter(folders: &[PathBuf]) -> Result<bool, ConfinementError> {
     let mut writable = folders.to_vec();
     for folder in folders {
@@ -115,6 +119,6 @@ const SOCKETS: &[Rule] = &[
 ];
 
 static FILTER: Filter = Filter::build(
-    &[PROCESS, OPEN_FILES, CONNECTIONS, FILES, SOCKETS],
+    &[PROCESS, THREADS, OPEN_FILES, CONNECTIONS, FILES, SOCKETS],
     Refusal::Error,
 );

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Layout, Pack, Tar, digest, extract, pack, sentence};
+use common::{Compression, Layout, Tar, compress, digest, extract, sentence};
 use jiffy_rootfs::{
     Choice, Digest, ImportError, Imported, Layer, Limits, Platform, Progress, Source, SourceKind,
     import,
@@ -35,7 +35,7 @@ fn imported(path: &Path) -> Result<Imported, String> {
 }
 
 /// Imports layers as fetched blobs.
-fn fetched(layers: &[Vec<u8>], how: Pack) -> Result<(Imported, tempfile::TempDir), String> {
+fn fetched(layers: &[Vec<u8>], how: Compression) -> Result<(Imported, tempfile::TempDir), String> {
     let folder = tempfile::tempdir().unwrap();
     let blobs = tempfile::tempdir().unwrap();
     let diff_ids: Vec<String> = layers.iter().map(|tar| digest(tar)).collect();
@@ -46,7 +46,7 @@ fn fetched(layers: &[Vec<u8>], how: Pack) -> Result<(Imported, tempfile::TempDir
     let layers: Vec<Layer> = (0..)
         .zip(layers)
         .map(|(number, tar)| {
-            let blob = pack(tar, how);
+            let blob = compress(tar, how);
             let path = blobs.path().join(format!("{number}"));
             fs::write(&path, &blob).unwrap();
             Layer {
@@ -65,7 +65,7 @@ fn fetched(layers: &[Vec<u8>], how: Pack) -> Result<(Imported, tempfile::TempDir
 }
 
 fn refusal(layers: &[Vec<u8>]) -> String {
-    fetched(layers, Pack::Gzip).map(|_| ()).unwrap_err()
+    fetched(layers, Compression::Gzip).map(|_| ()).unwrap_err()
 }
 
 fn three_layers() -> Vec<Vec<u8>> {
@@ -96,7 +96,12 @@ fn three_layers() -> Vec<Vec<u8>> {
 
 #[test]
 fn layers_are_flattened() {
-    for how in [Pack::Plain, Pack::Gzip, Pack::Zstd, Pack::Xz] {
+    for how in [
+        Compression::Plain,
+        Compression::Gzip,
+        Compression::Zstd,
+        Compression::Xz,
+    ] {
         let (imported, folder) = fetched(&three_layers(), how).unwrap();
         assert_eq!(imported.config.cmd, ["sh"]);
         let unpacked = extract(&folder.path().join("image"));
@@ -126,9 +131,9 @@ fn hidden_files_take_no_space_in_the_image() {
             Tar::new().file("big", b"").bytes(),
         ]
     };
-    let (imported, _) = fetched(&layers(1), Pack::Gzip).unwrap();
+    let (imported, _) = fetched(&layers(1), Compression::Gzip).unwrap();
     assert!(imported.size < 64 * 1024, "{} bytes", imported.size);
-    let (other, _) = fetched(&layers(2), Pack::Gzip).unwrap();
+    let (other, _) = fetched(&layers(2), Compression::Gzip).unwrap();
     assert_eq!(
         imported.digest, other.digest,
         "nothing hidden is in the image"
@@ -139,7 +144,7 @@ fn hidden_files_take_no_space_in_the_image() {
 fn one_tree_gives_one_image_from_every_source_format() {
     let scratch = tempfile::tempdir().unwrap();
     let path = |name: &str| scratch.path().join(name);
-    let (flat, folder) = fetched(&three_layers(), Pack::Gzip).unwrap();
+    let (flat, folder) = fetched(&three_layers(), Compression::Gzip).unwrap();
 
     // As a folder that fsck.erofs unpacked.
     let unpacked = extract(&folder.path().join("image"));
@@ -147,14 +152,19 @@ fn one_tree_gives_one_image_from_every_source_format() {
     assert_eq!(source.kind(), SourceKind::Folder);
     assert_eq!(imported(&unpacked.root).unwrap().digest, flat.digest);
 
-    // As a layout, as a tar of it, and packed.
-    Layout::new(&path("layout")).image(&three_layers(), Pack::Zstd, "amd64", "v1");
+    // As a layout, as a tar of it, and compressed.
+    Layout::new(&path("layout")).image(&three_layers(), Compression::Zstd, "amd64", "v1");
     assert_eq!(imported(&path("layout")).unwrap().digest, flat.digest);
     let mut builder = tar::Builder::new(Vec::new());
     builder.append_dir_all(".", path("layout")).unwrap();
     let bytes = builder.into_inner().unwrap();
-    for how in [Pack::Plain, Pack::Gzip, Pack::Zstd, Pack::Xz] {
-        fs::write(path("archive"), pack(&bytes, how)).unwrap();
+    for how in [
+        Compression::Plain,
+        Compression::Gzip,
+        Compression::Zstd,
+        Compression::Xz,
+    ] {
+        fs::write(path("archive"), compress(&bytes, how)).unwrap();
         assert_eq!(open(&path("archive")).unwrap().kind(), SourceKind::Oci);
         let found = imported(&path("archive")).unwrap();
         assert_eq!(found.digest, flat.digest, "{how:?}");
@@ -241,8 +251,8 @@ fn the_order_of_entries_and_padding_do_not_matter() {
         .file("d/a", b"a")
         .bytes();
     two.extend([0; 10_240]);
-    let first = fetched(&[one], Pack::Gzip).unwrap().0;
-    let second = fetched(&[two], Pack::Plain).unwrap().0;
+    let first = fetched(&[one], Compression::Gzip).unwrap().0;
+    let second = fetched(&[two], Compression::Plain).unwrap().0;
     assert_eq!(first.digest, second.digest);
 }
 
@@ -252,9 +262,9 @@ fn the_platform_is_chosen_from_an_index() {
     let arm = vec![Tar::new().file("arm", b"").bytes()];
     let amd = vec![Tar::new().file("amd", b"").bytes()];
     Layout::new(scratch.path())
-        .image(&arm, Pack::Gzip, "arm64", "")
-        .image(&amd, Pack::Gzip, "amd64", "");
-    let alone = fetched(&amd, Pack::Gzip).unwrap().0.digest;
+        .image(&arm, Compression::Gzip, "arm64", "")
+        .image(&amd, Compression::Gzip, "amd64", "");
+    let alone = fetched(&amd, Compression::Gzip).unwrap().0.digest;
     assert_eq!(imported(scratch.path()).unwrap().digest, alone);
     let choice = Choice {
         platform: Platform {
@@ -273,7 +283,7 @@ fn the_platform_is_chosen_from_an_index() {
 
     let wrong = tempfile::tempdir().unwrap();
     let config = json!({"architecture": "arm64", "os": "linux"});
-    Layout::new(wrong.path()).image_with(&config, &amd, Pack::Gzip, "amd64", "");
+    Layout::new(wrong.path()).image_with(&config, &amd, Compression::Gzip, "amd64", "");
     let error = open(wrong.path()).unwrap_err();
     assert!(error.contains("the image is for linux/arm64"), "{error}");
 }
@@ -283,8 +293,8 @@ fn one_of_several_images_is_chosen_by_name() {
     let scratch = tempfile::tempdir().unwrap();
     let tars = |name: &str| vec![Tar::new().file(name, b"").bytes()];
     Layout::new(scratch.path())
-        .image(&tars("1"), Pack::Gzip, "amd64", "one")
-        .image(&tars("2"), Pack::Gzip, "amd64", "two");
+        .image(&tars("1"), Compression::Gzip, "amd64", "one")
+        .image(&tars("2"), Compression::Gzip, "amd64", "two");
     let error = open(scratch.path()).unwrap_err();
     assert!(error.ends_with("choose one of them: one, two"), "{error}");
     let mut choice = Choice::new(scratch.path());
@@ -294,7 +304,7 @@ fn one_of_several_images_is_chosen_by_name() {
         Source::open(scratch.path(), &choice).unwrap(),
         &out.path().join("i"),
     );
-    let alone = fetched(&tars("2"), Pack::Gzip).unwrap().0.digest;
+    let alone = fetched(&tars("2"), Compression::Gzip).unwrap().0.digest;
     assert_eq!(found.unwrap().digest, alone);
     choice.reference = Some("three".into());
     let error = Source::open(scratch.path(), &choice)
@@ -360,15 +370,15 @@ fn hostile_layers_are_refused_with_a_message() {
     let absolute = Tar::new().raw_path(b"/etc/passwd").bytes();
     let relative = Tar::new().raw_path(b"etc/passwd").bytes();
     assert_eq!(
-        fetched(&[absolute], Pack::Gzip).unwrap().0.digest,
-        fetched(&[relative], Pack::Gzip).unwrap().0.digest
+        fetched(&[absolute], Compression::Gzip).unwrap().0.digest,
+        fetched(&[relative], Compression::Gzip).unwrap().0.digest
     );
     // A loop of links is imported as links.
     let circles = Tar::new()
         .link(symlink, "a", "b")
         .link(symlink, "b", "a")
         .bytes();
-    fetched(&[circles], Pack::Gzip).unwrap();
+    fetched(&[circles], Compression::Gzip).unwrap();
 }
 
 #[test]
@@ -376,7 +386,7 @@ fn damaged_and_changed_blobs_are_refused() {
     let scratch = tempfile::tempdir().unwrap();
     let tar = Tar::new().file("f", &[7; 100_000]).bytes();
     let path = scratch.path().join("blob");
-    let right = pack(&tar, Pack::Gzip);
+    let right = compress(&tar, Compression::Gzip);
     let refused = |blob: &[u8], layer: &dyn Fn(Layer) -> Layer| {
         fs::write(&path, blob).unwrap();
         let layer = layer(Layer {
@@ -400,7 +410,7 @@ fn damaged_and_changed_blobs_are_refused() {
     assert!(error.contains("its digest is sha256:"), "{error}");
     let error = refused(&right[..right.len() - 1], &same);
     assert!(error.contains("bytes, expected"), "{error}");
-    let other = pack(&Tar::new().file("g", b"").bytes(), Pack::Gzip);
+    let other = compress(&Tar::new().file("g", b"").bytes(), Compression::Gzip);
     let error = refused(&other, &|layer| Layer {
         digest: None,
         size: None,
@@ -430,7 +440,7 @@ fn decompression_bombs_are_refused() {
     let tar = Tar::new().file("zeros", &vec![0; 8 << 20]).bytes();
     let import_with = |limits: Limits, how| {
         let path = scratch.path().join("blob");
-        fs::write(&path, pack(&tar, how)).unwrap();
+        fs::write(&path, compress(&tar, how)).unwrap();
         let layer = Layer {
             path,
             ..Layer::default()
@@ -450,7 +460,12 @@ fn decompression_bombs_are_refused() {
         unpacked_bytes: 3 << 20,
         ..Limits::default()
     };
-    for how in [Pack::Gzip, Pack::Zstd, Pack::Xz, Pack::Plain] {
+    for how in [
+        Compression::Gzip,
+        Compression::Zstd,
+        Compression::Xz,
+        Compression::Plain,
+    ] {
         let error = import_with(small, how).unwrap_err();
         assert!(
             error.contains("unpacks to more than the limit of 3145728 bytes"),
@@ -462,7 +477,7 @@ fn decompression_bombs_are_refused() {
         entries: 1,
         ..Limits::default()
     };
-    import_with(few, Pack::Gzip).unwrap();
+    import_with(few, Compression::Gzip).unwrap();
     let layers = [Tar::new().file("a", b"").file("b", b"").bytes()];
     let path = scratch.path().join("two");
     fs::write(&path, &layers[0]).unwrap();
@@ -480,7 +495,11 @@ fn decompression_bombs_are_refused() {
 fn a_progress_callback_sees_the_import_and_may_cancel_it() {
     let scratch = tempfile::tempdir().unwrap();
     let tar = Tar::new().file("f", &vec![9; 3 << 20]).bytes();
-    fs::write(scratch.path().join("tar"), pack(&tar, Pack::Gzip)).unwrap();
+    fs::write(
+        scratch.path().join("tar"),
+        compress(&tar, Compression::Gzip),
+    )
+    .unwrap();
     let out = tempfile::tempdir().unwrap();
     let file = out.path().join("i");
     let source = || open(&scratch.path().join("tar")).unwrap();

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Pack, Tar, extract, pack};
+use common::{Compression, Tar, compress, extract};
 use jiffy_rootfs::{Choice, Imported, Limits, Source, SourceKind, import};
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -286,9 +286,9 @@ fn an_image_from_umoci_imports_as_umoci_unpacks_it() {
         copy.current_dir(scratch.path());
         run(copy.args(["--insecure-policy", "copy", "oci:oci:v1", target]));
         let file = at(target.split(':').nth(1).unwrap());
-        for how in [Pack::Plain, Pack::Gzip] {
-            let packed = pack(&fs::read(&file).unwrap(), how);
-            File::create(&file).unwrap().write_all(&packed).unwrap();
+        for how in [Compression::Plain, Compression::Gzip] {
+            let compressed = compress(&fs::read(&file).unwrap(), how);
+            File::create(&file).unwrap().write_all(&compressed).unwrap();
             let source = Source::open(&file, &Choice::new(scratch.path())).unwrap();
             assert_eq!(source.kind(), kind);
             let copy = imported(&file, &at("copy.erofs"));

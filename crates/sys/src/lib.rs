@@ -24,6 +24,7 @@
 //! * [`ownership`]: whether only this user may write to a folder.
 //! * [`page_cache`]: which pages of a file are in the page cache.
 //! * [`pagemap`]: which pages of a mapping were written.
+//! * [`peer`]: the process at the other end of a Unix socket.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`priority`]: work at a lower priority.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
@@ -66,6 +67,7 @@ pub mod netlink;
 pub mod ownership;
 pub mod page_cache;
 pub mod pagemap;
+pub mod peer;
 pub mod priority;
 pub mod private_socket;
 pub mod programs;

@@ -31,6 +31,10 @@ pub struct Prepared {
 
 impl Prepared {
     /// Checks the command and looks up its user.
+    ///
+    /// # Errors
+    ///
+    /// If the command names no program, its user or group does not exist, or a text has a NUL byte.
     pub fn new(command: &Command) -> Result<Prepared, StartError> {
         let program = match command.argv.first() {
             Some(program) if !program.is_empty() => program.clone(),
@@ -241,6 +245,8 @@ pub fn reason(errno: Errno) -> String {
         Errno::NOSYS | Errno::OPNOTSUPP => "not supported by this kernel",
         Errno::LOOP => "too many symbolic links",
         Errno::NOTEMPTY => "directory not empty",
+        Errno::STALE => "the host has removed or replaced it",
+        Errno::NOTCONN => "not connected to the server of its folder",
         Errno::CONNREFUSED => "connection refused",
         Errno::CONNRESET => "connection reset",
         Errno::TIMEDOUT => "timed out",
@@ -251,6 +257,10 @@ pub fn reason(errno: Errno) -> String {
 }
 
 /// Converts a path to a C string; the errno is the one the kernel would return.
+///
+/// # Errors
+///
+/// `EINVAL` if it has a NUL byte.
 pub fn path_c_string(path: &str) -> Result<CString, Errno> {
     CString::new(path).map_err(|_| Errno::INVAL)
 }

@@ -4,6 +4,7 @@
 use super::calls::{call, got, reply};
 use super::{SECRET, folder};
 use jiffy_jail::rooted::Rooted;
+use jiffy_sys::fork::{Fork, fork};
 use jiffy_sys::sealed::{Sealed, Unsealed};
 use libc::{c_int, c_long};
 use std::ffi::CString;
@@ -52,10 +53,7 @@ pub fn run(who: &str, aims: &[&str]) {
             jiffy_pager::confinement::enter(std::slice::from_ref(&aims.own)).unwrap(),
             true,
         ),
-        "disk" => (
-            jiffy_disk::confinement::of_server(&aims.own).unwrap(),
-            false,
-        ),
+        "disk" => (jiffy_disk::confinement::of_server(&aims.own).unwrap(), true),
         "monitor" => {
             let bounded = jiffy_disk::confinement::of_server(&aims.own).unwrap();
             jiffy_disk::confinement::of_monitor().unwrap();
@@ -89,6 +87,12 @@ pub fn run(who: &str, aims: &[&str]) {
         open.read_to_string(&mut text).unwrap();
         assert_eq!(text, "own");
         std::thread::spawn(|| ()).join().unwrap();
+    } else if who == "disk" {
+        match fork().unwrap() {
+            Fork::Child => std::process::exit(0),
+            Fork::Parent(child) => assert!(child.wait().unwrap().success()),
+        }
+        fs::remove_file(aims.own.join("file")).unwrap();
     } else if who != "monitor" {
         assert_eq!(fs::read(aims.own.join("file")).unwrap(), b"own");
         fs::rename(aims.own.join("file"), aims.own.join("renamed")).unwrap();
@@ -109,6 +113,7 @@ pub fn run(who: &str, aims: &[&str]) {
     for (group, applies) in [
         (FILES, files_are_bounded),
         (CALLS, filtered),
+        (PROCESSES, filtered && who != "disk"),
         (READING, files_are_bounded && !only_reads),
         (NETWORKS, filtered && !only_reads),
         (folder::BEYOND, aims.rooted.is_some()),
@@ -282,9 +287,6 @@ const CALLS: &[Attempt] = &[
         // SAFETY: numbers.
         reply(unsafe { libc::kill(aims.victim, libc::SIGTERM) })
     }),
-    ("open a pidfd of another process", |aims| {
-        call(libc::SYS_pidfd_open, [aims.victim.into(), 0, 0, 0, 0, 0])
-    }),
     ("limit another process", |aims| {
         let none = libc::rlimit {
             rlim_cur: 0,
@@ -305,13 +307,6 @@ const CALLS: &[Attempt] = &[
     }),
     ("open a vsock socket", |_| socket(libc::AF_VSOCK)),
     ("open a packet socket", |_| socket(libc::AF_PACKET)),
-    ("make a process", |_| {
-        // SAFETY: the child ends at once.
-        match unsafe { libc::fork() } {
-            0 => unsafe { libc::_exit(0) },
-            pid => got(pid.into()).map(drop),
-        }
-    }),
     ("execute itself", |_| {
         let empty = c"".as_ptr() as c_long;
         let flags = c_long::from(libc::AT_EMPTY_PATH);
@@ -344,6 +339,20 @@ const CALLS: &[Attempt] = &[
     ("add a key", |_| call(libc::SYS_keyctl, [0, -3, 0, 0, 0, 0])),
     ("read the kernel's log", |_| {
         call(libc::SYS_syslog, [10, 0, 0, 0, 0, 0])
+    }),
+];
+
+/// Refused to those that need no processes.
+const PROCESSES: &[Attempt] = &[
+    ("make a process", |_| {
+        // SAFETY: the child ends at once.
+        match unsafe { libc::fork() } {
+            0 => unsafe { libc::_exit(0) },
+            pid => got(pid.into()).map(drop),
+        }
+    }),
+    ("open a pidfd of another process", |aims| {
+        call(libc::SYS_pidfd_open, [aims.victim.into(), 0, 0, 0, 0, 0])
     }),
 ];
 

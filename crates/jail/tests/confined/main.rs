@@ -26,7 +26,7 @@ static TREASURE: u64 = SECRET;
 const COMPROMISED: [(&str, usize); 8] = [
     ("pager", 40),
     ("origins", 35),
-    ("disk", 20),
+    ("disk", 35),
     ("monitor", 40),
     ("files", 55),
     ("files-read-only", 60),

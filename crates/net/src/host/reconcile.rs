@@ -5,7 +5,7 @@ use super::{GuestSpec, Host, HostOptions, Report, by_vm};
 use crate::conntrack::{self, Connection};
 use crate::links::found::Link;
 use crate::netlink::{Channel, Refusal};
-use crate::pool::choose::choose;
+use crate::pool::choose::{choose_v4, choose_v6};
 use crate::pool::{Pool, Ranges};
 use crate::rules::table::{Base, Connections};
 use crate::rules::{self, Rules, netfilter};
@@ -62,10 +62,11 @@ fn ranges(route: &mut Channel, options: &HostOptions) -> Result<Ranges, Error> {
             taken.push(it.to);
         }
     }
-    let chosen = choose(&taken, options.seed)?;
     let ranges = Ranges::new(
-        options.v4.unwrap_or(chosen.v4()),
-        options.v6.unwrap_or(chosen.v6()),
+        options.v4.map_or_else(|| choose_v4(&taken), Ok)?,
+        options
+            .v6
+            .map_or_else(|| choose_v6(&taken, options.seed), Ok)?,
     )?;
     for pool in [ranges.v4(), ranges.v6()] {
         if let Some(route) = taken.iter().find(|it| it.overlaps(pool)) {

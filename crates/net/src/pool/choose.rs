@@ -1,26 +1,35 @@
 //! Chooses ranges that overlap none of the host's routes.
 
-use super::Ranges;
 use crate::{Cidr, Error};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Prefix length of a chosen IPv4 range: 65,533 VMs.
 const PREFIX: u8 = 16;
 
-/// Chooses ranges that overlap none of `taken`, the host's routes and addresses. For IPv4, a /16 of
-/// the private ranges (RFC 1918), rarely used ones first; for IPv6, a /64 of the locally assigned
-/// ones (RFC 4193), whose 40 random bits are `seed`.
-pub fn choose(taken: &[Cidr], seed: [u8; 5]) -> Result<Ranges, Error> {
-    let free = |range: &Cidr| {
-        !taken
-            .iter()
-            .any(|it| it.prefix() != 0 && it.overlaps(*range))
-    };
-    let v4 = candidates()
+/// An IPv4 range that overlaps none of `taken`, the host's routes and addresses: a /16 of the private
+/// ranges (RFC 1918), rarely used ones first.
+///
+/// # Errors
+///
+/// If all private ranges overlap one of `taken`.
+pub fn choose_v4(taken: &[Cidr]) -> Result<Cidr, Error> {
+    candidates()
         .filter_map(|it| Cidr::new(IpAddr::V4(it), PREFIX))
-        .find(free)
-        .ok_or(Error::NoRange)?;
-    let v6 = (0..=u16::MAX)
+        .find(|range| is_free(taken, *range))
+        .ok_or(Error::NoRange {
+            family: "IPv4",
+            option: "--vm-ipv4",
+        })
+}
+
+/// An IPv6 range that overlaps none of `taken`: a /64 of the locally assigned ones (RFC 4193), whose
+/// 40 random bits are `seed`.
+///
+/// # Errors
+///
+/// If all ranges with these bits overlap one of `taken`.
+pub fn choose_v6(taken: &[Cidr], seed: [u8; 5]) -> Result<Cidr, Error> {
+    (0..=u16::MAX)
         .filter_map(|subnet| {
             let [a, b, c, d, e] = seed;
             let mut octets = [0; 16];
@@ -29,9 +38,18 @@ pub fn choose(taken: &[Cidr], seed: [u8; 5]) -> Result<Ranges, Error> {
             let first = Ipv6Addr::from(octets);
             Cidr::new(IpAddr::V6(first), 64)
         })
-        .find(free)
-        .ok_or(Error::NoRange)?;
-    Ranges::new(v4, v6)
+        .find(|range| is_free(taken, *range))
+        .ok_or(Error::NoRange {
+            family: "IPv6",
+            option: "--vm-ipv6",
+        })
+}
+
+/// A default route takes no range.
+fn is_free(taken: &[Cidr], range: Cidr) -> bool {
+    !taken
+        .iter()
+        .any(|it| it.prefix() != 0 && it.overlaps(range))
 }
 
 /// From the middle of 10/8 upwards, then its lower half, then 172.16/12, where the part that Docker

@@ -53,6 +53,18 @@ impl Reader {
         }
     }
 
+    /// The channel, whose other end is closed when `jiffy-origins` has ended.
+    ///
+    /// # Errors
+    ///
+    /// If the process has no more descriptors.
+    pub fn channel(&self) -> io::Result<Option<OwnedFd>> {
+        let channel = self.channel.as_ref();
+        channel
+            .map(|channel| channel.as_fd().try_clone_to_owned())
+            .transpose()
+    }
+
     fn fetch(&self, request: &Request, stop: &Stop) -> Result<Bytes, OriginError> {
         let length = request.end.saturating_sub(request.start);
         if length > MAX_FETCH {
@@ -94,6 +106,10 @@ impl Reader {
 
 /// Starts the program, which ends with the channel that is returned. It inherits the environment
 /// and standard error.
+///
+/// # Errors
+///
+/// If the program can't be started.
 pub fn start() -> io::Result<OwnedFd> {
     let this = std::env::current_exe()?;
     let program = this.with_file_name(PROGRAM);

@@ -5,13 +5,17 @@ use crate::confinement::ConfinementError;
 use jiffy_jail::confine::{self, Folders, Tcp};
 use jiffy_sys::seccomp;
 use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with, call_without};
-use jiffy_sys::seccomp::lists::{CONNECTIONS, FIONBIO, OPEN_FILES, PROCESS};
+use jiffy_sys::seccomp::lists::{CONNECTIONS, FIONBIO, OPEN_FILES, PROCESS, THREADS};
 use std::path::Path;
 
 /// Confines this process, which must have one thread, permanently: it can read all files of its
 /// user, because credentials, authorities and peers' folders can be anywhere, but change none and
 /// execute none; it can connect to networks, but not to Unix sockets. Returns false if the kernel
 /// has no Landlock, which refuses the same of files once more, and other processes' abstract sockets.
+///
+/// # Errors
+///
+/// If the kernel refuses the restrictions or the seccomp filter.
 pub fn enter() -> Result<bool, ConfinementError> {
     let bounded = confine::confine(&Folders {
         readable: &[Path::new("/")],
@@ -69,6 +73,6 @@ const NETWORK: &[Rule] = &[
 ];
 
 static FILTER: Filter = Filter::build(
-    &[PROCESS, OPEN_FILES, CONNECTIONS, FILES, NETWORK],
+    &[PROCESS, THREADS, OPEN_FILES, CONNECTIONS, FILES, NETWORK],
     Refusal::Error,
 );

@@ -1,6 +1,7 @@
 //! Sockets that only their owner may connect to.
 
 use jiffy_sys::log_limit::LogLimit;
+use jiffy_sys::peer::Peer;
 use jiffy_sys::private_socket::bind_private;
 use jiffy_wire::pager::OnBehalf;
 use std::fs;
@@ -43,16 +44,15 @@ pub(super) fn bind_exclusive(path: &Path) -> io::Result<UnixListener> {
 
 /// The process at the other end of a connection.
 pub(super) fn pid_of(stream: &UnixStream) -> Option<u32> {
-    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
-    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+    Peer::of(stream).ok()?.pid
 }
 
 /// The process for which a connection was made, if `line`, its first one, says so, and comes from a
 /// process of this user: others can only speak for themselves.
 pub(super) fn on_behalf(stream: &UnixStream, line: &[u8]) -> Option<u32> {
     let OnBehalf { on_behalf_of } = serde_json::from_slice(line).ok()?;
-    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
-    (peer.uid == rustix::process::geteuid()).then_some(on_behalf_of)
+    let peer = Peer::of(stream).ok()?;
+    (peer.uid == rustix::process::geteuid().as_raw()).then_some(on_behalf_of)
 }
 
 /// The next connection, non-blocking; `None` if there is none after all.

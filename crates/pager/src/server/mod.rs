@@ -55,6 +55,10 @@ const HEAD_START: Duration = Duration::from_millis(20);
 /// The nice value of the thread that reads it.
 const LOW_PRIORITY: i32 = 10;
 
+/// `jiffy-origins` that ends sooner than this after the pager's start would end soon in the next pager,
+/// too.
+const ORIGINS_TRIAL: Duration = Duration::from_secs(2);
+
 /// A message of another thread to the server.
 enum Notice {
     /// An error ended the service of a VM.
@@ -102,7 +106,11 @@ impl Notifier {
     }
 }
 
-/// Listens on `control`; refuses if another process does.
+/// Listens on `control`. A stale socket of a pager that has ended is replaced.
+///
+/// # Errors
+///
+/// If another process listens there, the path is another file, or the kernel refuses the socket.
 pub fn listen_control(control: &Path) -> io::Result<UnixListener> {
     listen::bind_exclusive(control)
 }
@@ -116,6 +124,9 @@ pub struct Server {
     disks: BTreeMap<String, ServedDisk>,
     opening: BTreeMap<String, Opening>,
     images: Arc<Images>,
+    /// The channel to `jiffy-origins`, while that lives.
+    origins: Option<OwnedFd>,
+    started: Instant,
     working_sets: WorkingSets,
     pool: Pool,
     io_pool: Arc<IoPool>,
@@ -131,6 +142,7 @@ pub struct Server {
 enum Source {
     Stop,
     Wakeup,
+    Origins,
     Control,
     Client(u64),
     Listener(String),
@@ -141,6 +153,11 @@ enum Source {
 
 impl Server {
     /// Starts the workers. `listener` listens on `control` ([`listen_control`]).
+    ///
+    /// # Errors
+    ///
+    /// If an eventfd or epoll can't be made, a descriptor can't be duplicated, or a thread can't be
+    /// started.
     pub fn start(
         control: &Path,
         listener: UnixListener,
@@ -154,6 +171,7 @@ impl Server {
             wakeup,
         };
         let io_pool = Arc::new(IoPool::default());
+        let origins = reader.channel()?;
         Ok(Server {
             control: listener,
             control_path: control.to_owned(),
@@ -162,6 +180,8 @@ impl Server {
             disks: BTreeMap::new(),
             opening: BTreeMap::new(),
             images: Arc::new(Images::new(reader)),
+            origins,
+            started: Instant::now(),
             working_sets: WorkingSets::default(),
             pool: Pool::start(settings, io_pool.clone())?,
             io_pool,
@@ -172,8 +192,12 @@ impl Server {
         })
     }
 
-    /// Serves until `stop` is readable; then drops all VMs and writes the recordings. The threads of
-    /// the I/O pool serve in turns.
+    /// Serves until `stop` is readable or `jiffy-origins` has ended; then drops all VMs and writes the
+    /// recordings. The threads of the I/O pool serve in turns.
+    ///
+    /// # Errors
+    ///
+    /// If no thread can be started, or `poll` fails.
     pub fn run(self, stop: impl AsFd + Send + 'static) -> io::Result<()> {
         let (ended, end) = mpsc::channel();
         let io_pool = self.io_pool.clone();
@@ -206,6 +230,12 @@ impl Server {
                     return Ok(false);
                 }
                 Source::Wakeup => self.handle_notices(),
+                Source::Origins => {
+                    if !self.continues_without_origins() {
+                        self.finish();
+                        return Ok(false);
+                    }
+                }
                 Source::Control => self.accept_client(),
                 Source::Client(number) => self.read_client(number),
                 Source::Listener(name) => self.with_served(&name, Served::accept),
@@ -231,6 +261,10 @@ impl Server {
             PollFd::from_borrowed_fd(stop, PollFlags::IN),
             PollFd::from_borrowed_fd(self.notifier.wakeup.as_fd(), PollFlags::IN),
         ];
+        if let Some(origins) = &self.origins {
+            sources.push(Source::Origins);
+            fds.push(PollFd::new(origins, PollFlags::RDHUP));
+        }
         if self.has_room_for_client() {
             sources.push(Source::Control);
             fds.push(PollFd::new(&self.control, PollFlags::IN));
@@ -288,6 +322,22 @@ impl Server {
             .map(|(source, fd)| (source, fd.revents()))
             .filter(|(_, events)| !events.is_empty())
             .collect())
+    }
+
+    /// Whether this pager goes on although `jiffy-origins` has ended. It is confined, and can't start
+    /// another one. The next pager can, and serves the same VMs.
+    fn continues_without_origins(&mut self) -> bool {
+        self.origins = None;
+        let continues = self.started.elapsed() < ORIGINS_TRIAL;
+        match continues {
+            true => tracing::error!(
+                "jiffy-origins ended: chunks that are in a registry or at a peer can't be read"
+            ),
+            false => tracing::error!(
+                "jiffy-origins ended: this pager ends, too, because only the next one can start it"
+            ),
+        }
+        continues
     }
 
     fn handle_notices(&mut self) {

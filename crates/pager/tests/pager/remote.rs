@@ -325,6 +325,35 @@ fn the_process_that_reads_from_a_registry_is_confined_and_credential_helpers_run
     assert_eq!(effective & !2, 0);
 }
 
+/// The pager can't start it, because it is confined.
+#[test]
+fn a_pager_whose_jiffy_origins_was_killed_ends_so_that_the_next_one_has_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, here, theirs) = partial_image(folder.path(), None);
+    let mut pager = Pager::start(folder.path(), &[]);
+    // One that ends right after its start would end in the next pager, too.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let [broker, reader] = origins_of(&pager)[..] else {
+        panic!("jiffy-origins is not two processes");
+    };
+    let kill = |pid: u32| kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    // The second one is restarted by the first.
+    kill(reader);
+    eventually("another one", || {
+        let now = origins_of(&pager);
+        now.len() == 2 && now[1] != reader
+    });
+    assert!(!pager.has_ended());
+    kill(broker);
+    eventually("the pager ends", || pager.has_ended());
+
+    let pager = Pager::start(folder.path(), &[]);
+    origins(&pager, &here, vec![folder_of(&theirs)]);
+    let memory = Memory::new(MIB);
+    let _connection = memory.connect(&pager.serve("vm", &here));
+    join(memory.check(5));
+}
+
 /// A real registry on loopback, if there is one on this computer.
 #[test]
 fn memory_comes_from_a_registry_by_ranges() {

@@ -67,7 +67,7 @@ pub struct Entry {
     pub mtime: u64,
     /// Bytes of its contents in the archive.
     pub size: u64,
-    /// Offset of these contents in the archive.
+    /// Offset of these contents in the archive, bytes.
     pub offset: u64,
     /// Which parts of the file these contents are, if the file has holes.
     pub sparse: Option<Sparse>,
@@ -82,7 +82,7 @@ pub enum ArchiveError {
     /// Reading the stream failed.
     #[error("the archive can't be read at byte {offset}")]
     Read {
-        /// Offset in the stream.
+        /// Offset in the stream, bytes.
         offset: u64,
         /// The stream's error.
         #[source]
@@ -94,7 +94,7 @@ pub enum ArchiveError {
     /// A header's checksum or a number in it is wrong.
     #[error("byte {offset} of the archive is not a tar header: {what}")]
     BadHeader {
-        /// Offset of the header.
+        /// Offset of the header, bytes.
         offset: u64,
         /// What is wrong.
         what: &'static str,
@@ -102,9 +102,9 @@ pub enum ArchiveError {
     /// An extension is larger than [`MAX_EXTENSION`].
     #[error("the extension header at byte {offset} has {size} bytes, the limit is {MAX_EXTENSION}")]
     ExtensionTooLarge {
-        /// Offset of the header.
+        /// Offset of the header, bytes.
         offset: u64,
-        /// Declared size.
+        /// Declared size, bytes.
         size: u64,
     },
     /// The extensions of one entry are larger than [`MAX_EXTENSION`] together.
@@ -112,7 +112,7 @@ pub enum ArchiveError {
         "the extension headers of one entry, up to byte {offset} of the archive, are larger than the limit of {MAX_EXTENSION} bytes"
     )]
     ExtensionsTooLarge {
-        /// Offset of the last header read.
+        /// Offset of the last header read, bytes.
         offset: u64,
     },
     /// An entry has an unsupported type.
@@ -128,6 +128,10 @@ pub enum ArchiveError {
 /// A stream that can skip bytes, without reading them where possible.
 pub trait Skip {
     /// Skips at most `bytes`. Returns how many; fewer only at the end of the stream.
+    ///
+    /// # Errors
+    ///
+    /// If the stream can't be read.
     fn skip(&mut self, bytes: u64) -> io::Result<u64>;
 }
 
@@ -179,6 +183,11 @@ impl<R: Read + Skip> Archive<R> {
 
     /// Reads the next entry and skips what is left of the one before. `None` at the end mark, or at
     /// the end of a stream without one.
+    ///
+    /// # Errors
+    ///
+    /// If the stream can't be read, is empty or ends within an entry, a header is malformed,
+    /// extensions are larger than [`MAX_EXTENSION`], or the entry has an unsupported type.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
         let mut local = Pax::default();
         let (mut long_name, mut long_link) = (None, None);
@@ -383,20 +392,8 @@ fn build_entry(
 ) -> Result<Entry, ArchiveError> {
     let bad = |what| ArchiveError::BadHeader { offset: at, what };
     let number = |key: &[u8]| -> Result<Option<u64>, ArchiveError> {
-        pax.get(key)
-            .map(|value| {
-                // A time may have a fraction and a sign; a time before 1970 counts as 0.
-                let text =
-                    std::str::from_utf8(value).map_err(|_| bad("a PAX number is malformed"))?;
-                if text.starts_with('-') {
-                    return Ok(0);
-                }
-                text.split('.')
-                    .next()
-                    .and_then(|whole| whole.parse().ok())
-                    .ok_or(bad("a PAX number is malformed"))
-            })
-            .transpose()
+        let number = |value| number_of(value).ok_or(bad("a PAX number is malformed"));
+        pax.get(key).map(number).transpose()
     };
     let path = pax
         .get(b"GNU.sparse.name")
@@ -405,36 +402,11 @@ fn build_entry(
         .or(long_name)
         .unwrap_or_else(|| header.path_bytes().into_owned());
     let link = || {
-        pax.get(b"linkpath")
-            .map(<[u8]>::to_vec)
-            .or(long_link)
-            .or_else(|| header.link_name_bytes().map(|name| name.into_owned()))
-            .filter(|target| !target.is_empty() && target.len() <= MAX_PATH && !target.contains(&0))
-            .ok_or(bad(
-                "its link target is missing, too long, or contains a NUL byte",
-            ))
+        link_of(header, pax, long_link).ok_or(bad(
+            "its link target is missing, too long, or contains a NUL byte",
+        ))
     };
-    let device = || -> Result<(u32, u32), ArchiveError> {
-        let field = |value: io::Result<Option<u32>>| {
-            value
-                .ok()
-                .flatten()
-                .ok_or(bad("its device number is malformed"))
-        };
-        // Old headers lack these fields, and some writers leave them empty.
-        let blank = header
-            .as_ustar()
-            .is_some_and(|ustar| is_blank(&ustar.dev_major))
-            || header.as_gnu().is_some_and(|gnu| is_blank(&gnu.dev_major));
-        if blank {
-            return Ok((0, 0));
-        }
-        let (major, minor) = (field(header.device_major())?, field(header.device_minor())?);
-        if major > 0xfff || minor > 0xf_ffff {
-            return Err(bad("its device number is out of range"));
-        }
-        Ok((major, minor))
-    };
+    let device = || device_of(header).map_err(bad);
     let type_byte = header.entry_type().as_byte();
     let kind = match type_byte {
         // Old archives mark a folder only by the slash at the end of its name.
@@ -481,20 +453,60 @@ fn build_entry(
                 .filter(|seconds| *seconds < 1 << 62)
                 .unwrap_or(0),
         },
-        xattrs: pax
-            .values
-            .iter()
-            .filter_map(|(key, value)| {
-                let name = key.strip_prefix(b"SCHILY.xattr.")?;
-                Some((name.to_vec(), value.clone()))
-            })
-            .collect(),
+        xattrs: xattrs_of(pax),
         path,
         kind,
         size,
         offset: 0,
         sparse: None,
     })
+}
+
+/// The target of a link; `None` if there is none that can be used.
+fn link_of(header: &tar::Header, pax: &Pax, long_link: Option<Vec<u8>>) -> Option<Vec<u8>> {
+    pax.get(b"linkpath")
+        .map(<[u8]>::to_vec)
+        .or(long_link)
+        .or_else(|| header.link_name_bytes().map(|name| name.into_owned()))
+        .filter(|target| !target.is_empty() && target.len() <= MAX_PATH && !target.contains(&0))
+}
+
+fn xattrs_of(pax: &Pax) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let xattr = |(key, value): (&Vec<u8>, &Vec<u8>)| {
+        let name = key.strip_prefix(b"SCHILY.xattr.")?;
+        Some((name.to_vec(), value.clone()))
+    };
+    pax.values.iter().filter_map(xattr).collect()
+}
+
+/// A number in a PAX record. A time may have a fraction and a sign; a time before 1970 counts as 0.
+fn number_of(value: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(value).ok()?;
+    if text.starts_with('-') {
+        return Some(0);
+    }
+    text.split('.').next()?.parse().ok()
+}
+
+/// The numbers of the device, or what is wrong with them.
+fn device_of(header: &tar::Header) -> Result<(u32, u32), &'static str> {
+    let field = |value: io::Result<Option<u32>>| {
+        let value = value.ok().flatten();
+        value.ok_or("its device number is malformed")
+    };
+    // Old headers lack these fields, and some writers leave them empty.
+    let blank = header
+        .as_ustar()
+        .is_some_and(|ustar| is_blank(&ustar.dev_major))
+        || header.as_gnu().is_some_and(|gnu| is_blank(&gnu.dev_major));
+    if blank {
+        return Ok((0, 0));
+    }
+    let (major, minor) = (field(header.device_major())?, field(header.device_minor())?);
+    if major > 0xfff || minor > 0xf_ffff {
+        return Err("its device number is out of range");
+    }
+    Ok((major, minor))
 }
 
 /// A number in a header; 0 if the field is empty, because some writers leave it so.

@@ -19,6 +19,10 @@ pub struct Blob {
 
 impl Blob {
     /// The whole file.
+    ///
+    /// # Errors
+    ///
+    /// If `fstat` fails.
     pub fn whole(file: File) -> io::Result<Blob> {
         let len = size_of(&file)?;
         Ok(Blob {
@@ -36,7 +40,11 @@ impl Blob {
         }
     }
 
-    /// Reads all its bytes; an error if there are more than `limit`.
+    /// Reads all its bytes, at most `limit`.
+    ///
+    /// # Errors
+    ///
+    /// If there are more than `limit` bytes, or they can't be read.
     pub fn read(&self, limit: u64) -> io::Result<Vec<u8>> {
         if self.len > limit {
             let what = format!("it has {} bytes, the limit is {limit}", self.len);
@@ -48,11 +56,15 @@ impl Blob {
     }
 
     /// Its compression, by its first bytes.
-    pub fn packing(&self) -> io::Result<Packing> {
+    ///
+    /// # Errors
+    ///
+    /// If the first bytes can't be read.
+    pub fn compression(&self) -> io::Result<Compression> {
         let mut head = [0; 6];
         let most = self.len.min(head.len() as u64) as usize;
         self.file.read_exact_at(&mut head[..most], self.offset)?;
-        Ok(Packing::of(&head[..most]))
+        Ok(Compression::of(&head[..most]))
     }
 }
 
@@ -90,7 +102,7 @@ impl Skip for BlobStream {
 
 /// Compression of a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Packing {
+pub enum Compression {
     /// No known compression.
     Plain,
     /// gzip, RFC 1952.
@@ -103,15 +115,15 @@ pub enum Packing {
     Bzip2,
 }
 
-impl Packing {
+impl Compression {
     /// Recognises it by the first bytes.
-    pub fn of(head: &[u8]) -> Packing {
+    pub fn of(head: &[u8]) -> Compression {
         match head {
-            [0x1f, 0x8b, ..] => Packing::Gzip,
-            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Packing::Zstd,
-            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Packing::Xz,
-            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Packing::Bzip2,
-            _ => Packing::Plain,
+            [0x1f, 0x8b, ..] => Compression::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Compression::Xz,
+            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Compression::Bzip2,
+            _ => Compression::Plain,
         }
     }
 }

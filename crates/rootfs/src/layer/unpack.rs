@@ -1,6 +1,6 @@
 //! Reads the tar in a blob: unpacks it, checks its digests and limits its size.
 
-use super::blob::{Blob, BlobStream, Packing};
+use super::blob::{Blob, BlobStream, Compression};
 use crate::archive::Skip;
 use crate::scratch::Scratch;
 use jiffy_oci::{Digest, Hasher};
@@ -39,7 +39,7 @@ pub struct Expected {
 pub struct Bounds {
     /// Unpacked bytes.
     pub bytes: u64,
-    /// Unpacked bytes per packed byte, for layers larger than 1 GiB.
+    /// Unpacked bytes per compressed byte, for layers larger than 1 GiB.
     pub ratio: u64,
 }
 
@@ -76,13 +76,13 @@ pub enum LayerError {
     /// It is larger than this limit, unpacked bytes.
     #[error("it unpacks to more than the limit of {0} bytes")]
     TooLarge(u64),
-    /// It unpacks to more than this many times its packed size.
+    /// It unpacks to more than this many times its compressed size.
     #[error("it unpacks to more than {0} times its size, the limit for large layers")]
     Ratio(u64),
     /// Its compression is not supported.
     #[error("it is compressed with {0}, which is not supported; compress it with gzip, zstd or xz")]
     Unsupported(&'static str),
-    /// The packed bytes are malformed or can't be read.
+    /// The compressed bytes are malformed or can't be read.
     #[error("it can't be unpacked")]
     Unpack(#[source] io::Error),
     /// The watcher cancelled it.
@@ -102,6 +102,10 @@ pub struct Spool {
 
 impl Spool {
     /// An empty spool file.
+    ///
+    /// # Errors
+    ///
+    /// If there is no temporary file, or it can't be created.
     pub fn new(scratch: &Scratch) -> io::Result<Spool> {
         Ok(Spool {
             file: Arc::new(scratch.file()?),
@@ -113,13 +117,18 @@ impl Spool {
 /// A tar that was read to its end and checked.
 #[derive(Debug, Clone)]
 pub struct Unpacked {
-    /// The tar's bytes: the blob itself if it is not packed.
+    /// The tar's bytes: the blob itself if it is not compressed.
     pub tar: Blob,
     /// The blob's digest, if one was expected.
     pub digest: Option<Digest>,
 }
 
 /// Copies a stream into a temporary file, unpacked.
+///
+/// # Errors
+///
+/// If the stream can't be read or unpacked, is compressed with bzip2, exceeds `bounds`, or the
+/// temporary file can't be written.
 pub fn unpack_to_file(
     reader: impl Read,
     scratch: &Scratch,
@@ -130,13 +139,13 @@ pub fn unpack_to_file(
     let mut head = Vec::new();
     let mut first = (&mut reader).take(6);
     first.read_to_end(&mut head).map_err(LayerError::Unpack)?;
-    let packing = Packing::of(&head);
-    if packing == Packing::Bzip2 {
+    let compression = Compression::of(&head);
+    if compression == Compression::Bzip2 {
         return Err(LayerError::Unsupported("bzip2"));
     }
     let read = AtomicU64::new(0);
     let counted = Counted(io::Cursor::new(head).chain(reader), &read);
-    let mut unpacked = decoder(packing, counted).map_err(LayerError::Unpack)?;
+    let mut unpacked = decoder(compression, counted).map_err(LayerError::Unpack)?;
     let mut piece = vec![0; STRIDE];
     let mut out = 0;
     loop {
@@ -152,7 +161,7 @@ pub fn unpack_to_file(
 }
 
 impl Bounds {
-    /// Checks that `out` unpacked bytes are allowed for `read` packed bytes.
+    /// Checks that `out` unpacked bytes are allowed for `read` compressed bytes.
     fn check(&self, out: u64, read: u64) -> Result<(), LayerError> {
         if out > self.bytes {
             return Err(LayerError::TooLarge(self.bytes));
@@ -197,6 +206,11 @@ pub type Tick<'a> = &'a mut dyn FnMut() -> ControlFlow<()>;
 ///
 /// `read` may stop early: the remaining bytes are hashed and checked too. What `read` found must
 /// not be used before this function returns.
+///
+/// # Errors
+///
+/// If the size or a digest is not the expected one, the blob can't be read or unpacked, exceeds
+/// `bounds`, the spool file can't be written, `tick` cancels it, or `read` fails.
 pub fn unpack<T, E: From<LayerError>>(
     blob: &Blob,
     expected: &Expected,
@@ -214,17 +228,18 @@ pub fn unpack<T, E: From<LayerError>>(
         }
         .into());
     }
-    let packing = blob.packing().map_err(LayerError::Unpack)?;
-    if packing == Packing::Bzip2 {
+    let compression = blob.compression().map_err(LayerError::Unpack)?;
+    if compression == Compression::Bzip2 {
         return Err(LayerError::Unsupported("bzip2").into());
     }
-    if packing == Packing::Plain {
+    if compression == Compression::Plain {
         return plain(blob, expected, bounds, seen, tick, read);
     }
     let start = spool.end;
     let (value, digest) = std::thread::scope(|scope| {
         let (sender, receiver) = sync_channel(CHANNEL_PIECES);
-        let thread = scope.spawn(move || unpacking(blob, packing, expected, bounds, seen, &sender));
+        let thread =
+            scope.spawn(move || unpacking(blob, compression, expected, bounds, seen, &sender));
         let mut stream = LayerStream {
             origin: Origin::Thread(receiver),
             piece: Vec::new(),
@@ -333,31 +348,31 @@ fn check_diff_id(hasher: Option<Hasher>, expected: &Expected) -> Result<(), Laye
 /// Body of the unpacking thread. `Err(None)`: the receiver was dropped.
 fn unpacking(
     blob: &Blob,
-    packing: Packing,
+    compression: Compression,
     expected: &Expected,
     bounds: Bounds,
     seen: &AtomicU64,
     to: &SyncSender<Vec<u8>>,
 ) -> Result<Option<Digest>, Option<LayerError>> {
     let read = AtomicU64::new(0);
-    let mut packed = Packed {
+    let mut compressed = Compressed {
         stream: blob.stream(),
         hasher: expected.digest.map(|_| Hasher::new()),
         read: &read,
         seen,
     };
-    let unpacked = unpack_stream(packing, &mut packed, &read, bounds, to);
+    let unpacked = unpack_stream(compression, &mut compressed, &read, bounds, to);
     if matches!(unpacked, Err(None)) {
         return Err(None);
     }
-    // Bytes behind the packed data belong to the blob and its digest. A wrong digest is reported in
+    // Bytes behind the compressed data belong to the blob and its digest. A wrong digest is reported in
     // preference to the decoder's error.
     let mut rest = vec![0; STRIDE];
     let mut drained = Ok(1);
     while matches!(drained, Ok(got) if got > 0) {
-        drained = packed.read(&mut rest);
+        drained = compressed.read(&mut rest);
     }
-    let digest = packed.hasher.take();
+    let digest = compressed.hasher.take();
     let digest = digest.map(Hasher::finish);
     drained.map_err(|error| Some(LayerError::Unpack(error)))?;
     if let (Some(actual), Some(wanted)) = (digest, expected.digest)
@@ -373,14 +388,14 @@ fn unpacking(
 
 /// Unpacks to the end of the stream.
 fn unpack_stream(
-    packing: Packing,
-    packed: &mut Packed<'_>,
+    compression: Compression,
+    compressed: &mut Compressed<'_>,
     read: &AtomicU64,
     bounds: Bounds,
     to: &SyncSender<Vec<u8>>,
 ) -> Result<(), Option<LayerError>> {
     let fail = |error| Some(LayerError::Unpack(error));
-    let mut unpacked = decoder(packing, packed).map_err(fail)?;
+    let mut unpacked = decoder(compression, compressed).map_err(fail)?;
     let mut out = 0u64;
     loop {
         let mut piece = vec![0; STRIDE];
@@ -396,35 +411,38 @@ fn unpack_stream(
     }
 }
 
-fn decoder<'a>(packing: Packing, packed: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
-    let buffered = io::BufReader::with_capacity(STRIDE, packed);
-    Ok(match packing {
-        Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered)),
-        Packing::Zstd => {
+fn decoder<'a>(
+    compression: Compression,
+    compressed: impl Read + 'a,
+) -> io::Result<Box<dyn Read + 'a>> {
+    let buffered = io::BufReader::with_capacity(STRIDE, compressed);
+    Ok(match compression {
+        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered)),
+        Compression::Zstd => {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(buffered)?;
             decoder.window_log_max(ZSTD_WINDOW_LOG)?;
             Box::new(decoder)
         }
-        Packing::Xz => {
+        Compression::Xz => {
             let stream = liblzma::stream::Stream::new_stream_decoder(
                 XZ_MEMORY,
                 liblzma::stream::CONCATENATED,
             )?;
             Box::new(liblzma::bufread::XzDecoder::new_stream(buffered, stream))
         }
-        Packing::Plain | Packing::Bzip2 => Box::new(buffered),
+        Compression::Plain | Compression::Bzip2 => Box::new(buffered),
     })
 }
 
 /// Reads the blob's bytes, counts and hashes them.
-struct Packed<'a> {
+struct Compressed<'a> {
     stream: BlobStream,
     hasher: Option<Hasher>,
     read: &'a AtomicU64,
     seen: &'a AtomicU64,
 }
 
-impl Read for Packed<'_> {
+impl Read for Compressed<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let got = self.stream.read(buffer)?;
         if let Some(hasher) = &mut self.hasher {

@@ -37,21 +37,17 @@ pub(super) enum Member {
 impl Bundle {
     /// The members of a plain tar, if it is an OCI or Docker archive. `None` at the first name that
     /// such an archive doesn't have, unless it is `known` to be one: then it may have further files.
-    pub fn of_tar(
-        path: &std::path::Path,
-        tar: &Blob,
-        known: bool,
-    ) -> Result<Option<Bundle>, SourceError> {
+    pub fn of_tar(path: &std::path::Path, tar: &Blob, known: bool) -> Option<Bundle> {
         let mut archive = Archive::new(tar.stream());
         let mut members = BTreeMap::new();
         while let Ok(Some(entry)) = archive.next_entry() {
             let name = match std::str::from_utf8(&entry.path) {
                 Ok(name) => name.trim_start_matches("./").trim_matches('/').to_owned(),
                 Err(_) if known => continue,
-                Err(_) => return Ok(None),
+                Err(_) => return None,
             };
             if !known && !is_bundle_member(&name) || members.len() >= MAX_MEMBERS {
-                return Ok(None);
+                return None;
             }
             let member = match entry.kind {
                 EntryKind::File if entry.sparse.is_none() => Member::File(Blob {
@@ -66,16 +62,16 @@ impl Bundle {
                 }
                 EntryKind::Folder => continue,
                 _ if known => continue,
-                _ => return Ok(None),
+                _ => return None,
             };
             members.insert(name, member);
         }
         let has = |name: &str| members.contains_key(name);
         let bundle = has(DOCKER_MANIFEST) || (has("oci-layout") && has("index.json"));
-        Ok(bundle.then(|| Bundle::Tar {
+        bundle.then(|| Bundle::Tar {
             path: path.to_owned(),
             members,
-        }))
+        })
     }
 
     /// Whether it has a file of that name.
@@ -87,6 +83,10 @@ impl Bundle {
     }
 
     /// Opens a file; the name comes from a manifest.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such file, or it can't be opened or is not a regular one.
     pub fn blob(&self, name: &str) -> Result<Blob, SourceError> {
         match self {
             Bundle::Folder(folder) => {
@@ -111,6 +111,10 @@ impl Bundle {
     }
 
     /// Reads all of a small file, at most `limit` bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`blob`](Bundle::blob), or if the file has more than `limit` bytes or can't be read.
     pub fn read(&self, name: &str, limit: u64) -> Result<Vec<u8>, SourceError> {
         let blob = self.blob(name)?;
         blob.read(limit).map_err(|source| SourceError::Read {

@@ -6,7 +6,7 @@ pub(crate) mod folder;
 mod oci;
 
 use crate::config::{ConfigError, ImageConfig, RawConfig};
-use crate::layer::{self, Blob, Expected, LayerError, Packing, Spool};
+use crate::layer::{self, Blob, Compression, Expected, LayerError, Spool};
 use crate::limits::Limits;
 use crate::scratch::Scratch;
 use bundle::{Bundle, DOCKER_MANIFEST, open_file};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use thiserror::Error;
 
-/// One layer of an image as a file: a tar, plain or packed with gzip, zstd or xz. Its first bytes
+/// One layer of an image as a file: a tar, plain or compressed with gzip, zstd or xz. Its first bytes
 /// say which.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Layer {
@@ -46,7 +46,7 @@ pub struct Choice {
     pub format: Option<SourceKind>,
     /// Unnamed temporary files.
     pub scratch: Scratch,
-    /// Limits on a packed archive that must be unpacked to be read.
+    /// Limits on a compressed archive that must be unpacked to be read.
     pub limits: Limits,
 }
 
@@ -242,7 +242,12 @@ pub enum SourceError {
 impl Source {
     /// Finds out the format of `path`: a folder with an OCI layout or a root file system; or a
     /// file: an OCI archive, a `docker save` archive or a root file system's tar, each plain or
-    /// packed with gzip, zstd or xz.
+    /// compressed with gzip, zstd or xz.
+    ///
+    /// # Errors
+    ///
+    /// If `path` can't be read or unpacked, is not of the format in `choice`, its manifest or
+    /// configuration is invalid, or no image in it is the chosen one and for the platform.
     pub fn open(path: &Path, choice: &Choice) -> Result<Source, SourceError> {
         let failed = |source| SourceError::Read {
             path: path.to_owned(),
@@ -260,6 +265,10 @@ impl Source {
     }
 
     /// Like [`Source::open`] for a file that is open; `name` is for messages.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Source::open`].
     pub fn opened(file: File, name: &Path, choice: &Choice) -> Result<Source, SourceError> {
         let blob = Blob::whole(file).map_err(|source| SourceError::Read {
             path: name.to_owned(),
@@ -269,6 +278,10 @@ impl Source {
     }
 
     /// Like [`Source::open`] for a file that comes as a stream. It is unpacked into a temporary file.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Source::open`], or if the temporary file can't be written.
     pub fn stream(reader: impl Read, choice: &Choice) -> Result<Source, SourceError> {
         let path = Path::new("the archive");
         let blob = layer::unpack_to_file(reader, &choice.scratch, choice.limits.bounds());
@@ -287,11 +300,20 @@ impl Source {
 
     /// An image of fetched layers, the lowest first, and its configuration as JSON. A `diff_id`
     /// that is not given is taken from the configuration.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration is invalid or for another platform, a layer can't be opened or is of
+    /// another media type, or there are more than 1024 layers or not as many as digests.
     pub fn layers(config: &[u8], layers: &[Layer], choice: &Choice) -> Result<Source, SourceError> {
         Source::layers_with(config, layers, choice, |layer| open_file(&layer.path))
     }
 
     /// Like [`Source::layers`] for layers that are open; their paths are for messages.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Source::layers`], or if there are fewer files than layers.
     pub fn opened_layers(
         config: &[u8],
         layers: &[Layer],
@@ -354,14 +376,14 @@ impl Source {
             path: path.to_owned(),
             source,
         };
-        let tar = match blob.packing().map_err(failed)? {
-            Packing::Plain => blob,
+        let tar = match blob.compression().map_err(failed)? {
+            Compression::Plain => blob,
             _ => unpack_whole(path, &blob, choice)?,
         };
         let wanted = choice.format;
         let bundle = match wanted {
             Some(SourceKind::RootTar) => None,
-            _ => Bundle::of_tar(path, &tar, wanted.is_some())?,
+            _ => Bundle::of_tar(path, &tar, wanted.is_some()),
         };
         if let Some(bundle) = bundle {
             // Newer versions of Docker write both; the OCI layout has more information.
@@ -414,7 +436,7 @@ impl Source {
     }
 }
 
-/// Unpacks a packed archive into an unnamed file.
+/// Unpacks a compressed archive into an unnamed file.
 fn unpack_whole(path: &Path, blob: &Blob, choice: &Choice) -> Result<Blob, SourceError> {
     let mut spool = Spool::new(&choice.scratch).map_err(|source| SourceError::Scratch {
         path: choice.scratch.folder().to_owned(),

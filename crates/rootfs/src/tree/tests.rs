@@ -1,6 +1,6 @@
 use super::*;
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 fn file(mode: u16) -> (Kind, Attributes) {
     (Kind::File(Content::default()), of_mode(mode))

@@ -141,24 +141,24 @@ pub fn sentence(error: &dyn std::error::Error) -> String {
 
 /// Compression of a layer.
 #[derive(Debug, Clone, Copy)]
-pub enum Pack {
+pub enum Compression {
     Plain,
     Gzip,
     Zstd,
     Xz,
 }
 
-/// Packs bytes.
-pub fn pack(bytes: &[u8], how: Pack) -> Vec<u8> {
+/// Compresses bytes.
+pub fn compress(bytes: &[u8], how: Compression) -> Vec<u8> {
     match how {
-        Pack::Plain => bytes.to_vec(),
-        Pack::Gzip => {
+        Compression::Plain => bytes.to_vec(),
+        Compression::Gzip => {
             let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
             out.write_all(bytes).unwrap();
             out.finish().unwrap()
         }
-        Pack::Zstd => zstd::encode_all(bytes, 3).unwrap(),
-        Pack::Xz => {
+        Compression::Zstd => zstd::encode_all(bytes, 3).unwrap(),
+        Compression::Xz => {
             let mut out = liblzma::write::XzEncoder::new(Vec::new(), 1);
             out.write_all(bytes).unwrap();
             out.finish().unwrap()
@@ -199,7 +199,13 @@ impl Layout {
     }
 
     /// Adds an image with these layers.
-    pub fn image(self, layers: &[Vec<u8>], how: Pack, architecture: &str, name: &str) -> Layout {
+    pub fn image(
+        self,
+        layers: &[Vec<u8>],
+        how: Compression,
+        architecture: &str,
+        name: &str,
+    ) -> Layout {
         let config = json!({
             "architecture": architecture, "os": "linux",
             "config": {"Cmd": ["sh"], "Env": ["A=1"], "StopSignal": "SIGINT"},
@@ -213,20 +219,20 @@ impl Layout {
         mut self,
         config: &Value,
         layers: &[Vec<u8>],
-        how: Pack,
+        how: Compression,
         architecture: &str,
         name: &str,
     ) -> Layout {
         let media_type = match how {
-            Pack::Gzip => "application/vnd.oci.image.layer.v1.tar+gzip",
-            Pack::Zstd => "application/vnd.oci.image.layer.v1.tar+zstd",
+            Compression::Gzip => "application/vnd.oci.image.layer.v1.tar+gzip",
+            Compression::Zstd => "application/vnd.oci.image.layer.v1.tar+zstd",
             _ => "application/vnd.oci.image.layer.v1.tar",
         };
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "config": self.blob("application/vnd.oci.image.config.v1+json", config.to_string().as_bytes()),
-            "layers": layers.iter().map(|tar| self.blob(media_type, &pack(tar, how))).collect::<Vec<_>>(),
+            "layers": layers.iter().map(|tar| self.blob(media_type, &compress(tar, how))).collect::<Vec<_>>(),
         });
         let mut descriptor = self.blob(
             "application/vnd.oci.image.manifest.v1+json",

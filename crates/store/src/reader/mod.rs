@@ -8,11 +8,13 @@
 //! * [`groups`]: the table of chunks.
 //! * [`parents`]: where parents are looked for.
 //! * `packings`: the same image, packed in other ways.
+//! * `stored`: the stored bytes of chunks, for those who read or copy them as they are.
 //! * `verified`: chunks of a partial image ([`crate::partial`]).
 
 mod groups;
 mod packings;
 pub mod parents;
+mod stored;
 #[cfg(test)]
 mod tests;
 mod verified;
@@ -24,7 +26,7 @@ use crate::error::{Fault, ImageError};
 use crate::format::{
     ContentHash, Entry, Footer, ImageId, Kind, ParentRef, chunks, header, manifest::Limits,
 };
-use crate::outline::{self, Outline, read_exact, read_section};
+use crate::outline::{self, Outline, read_exact};
 use crate::partial::blocks::{Found, PartialFile};
 use crate::partial::{self, Origins};
 use crate::presence::PresenceMap;
@@ -35,12 +37,14 @@ use packings::Packings;
 use parents::Resolve;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zstd::zstd_safe::DDict;
+
+/// How many files of the same name may replace each other while an image is being opened.
+const REPLACEMENTS: usize = 64;
 
 /// An open image. It stays readable when its file is removed.
 pub struct ImageReader {
@@ -104,11 +108,20 @@ impl Place {
 
 impl ImageReader {
     /// Opens an image. Its parents and its backing file, if any, are files in the same folder.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be opened, locked or read, is not a valid image, or a parent or the
+    /// backing file can't be used.
     pub fn open(path: &Path) -> Result<ImageReader, ImageError> {
         ImageReader::open_with(path, &Opening::default())
     }
 
     /// Opens an image whose parents `resolve` finds.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ImageReader::open`], or if `resolve` fails.
     pub fn open_with_parents(
         path: &Path,
         resolve: &Resolve<'_>,
@@ -123,12 +136,21 @@ impl ImageReader {
     /// Opens an image that may be partial ([`crate::partial`]), as may its parents. It is read like
     /// any other; missing bytes are fetched, and every chunk is checked against its content hash.
     /// Only one process may have a partial image open.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ImageReader::open`], or if the map of a partial image is not valid or in use.
     pub fn open_with(path: &Path, opening: &Opening<'_>) -> Result<ImageReader, ImageError> {
         ImageReader::open_at_depth(path, opening, 0)
     }
 
     /// Opens an image without a name: `path` is used for messages and to find parents and a backing
     /// file.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, is not a valid image, or a parent or the backing file can't be
+    /// used.
     pub fn from_file(
         file: File,
         path: &Path,
@@ -271,6 +293,10 @@ impl ImageReader {
     }
 
     /// Where a chunk's bytes are.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such chunk, or its group can't be read or is damaged.
     pub fn place(&self, index: u32) -> Result<Place, ImageError> {
         self.groups
             .place(&self.file, index)
@@ -279,19 +305,19 @@ impl ImageReader {
     }
 
     /// How a chunk is stored.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ImageReader::place`].
     pub fn kind(&self, index: u32) -> Result<Kind, ImageError> {
         Ok(self.place(index)?.kind())
     }
 
-    /// The range of this file that holds a chunk's bytes; `None` if it holds none.
-    pub fn stored_range(&self, index: u32) -> Result<Option<Range<u64>>, ImageError> {
-        Ok(match self.place(index)? {
-            Place::Entry(entry) if entry.kind.is_stored() => Some(entry.range()),
-            _ => None,
-        })
-    }
-
     /// A chunk's content hash; `None` for a zero chunk.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ImageReader::place`], or if the hash can't be read.
     pub fn content_hash(&self, index: u32) -> Result<Option<ContentHash>, ImageError> {
         let found = self
             .groups
@@ -313,13 +339,22 @@ impl ImageReader {
 
     /// Reads a chunk into `chunk`, which is as long as a chunk, and checks it. For many chunks,
     /// [`ImageReader::read_chunk_with`] saves allocations.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such chunk, its bytes can't be read or fetched, or they are damaged.
     pub fn read_chunk(&self, index: u32, chunk: &mut [u8]) -> Result<(), ImageError> {
         self.read_chunk_with(&mut Decoder::new(), index, chunk)
     }
 
     /// Reads a chunk into `chunk`, which is as long as a chunk, and checks it.
     ///
+    /// # Errors
+    ///
+    /// As for [`ImageReader::read_chunk`].
+    ///
     /// # Panics
+    ///
     /// If `chunk` has another length than [`ImageReader::chunk_size`].
     pub fn read_chunk_with(
         &self,
@@ -339,7 +374,12 @@ impl ImageReader {
 
     /// Reads a chunk at the place that [`ImageReader::place`] returned, and checks it.
     ///
+    /// # Errors
+    ///
+    /// If the bytes can't be read or fetched, or are damaged.
+    ///
     /// # Panics
+    ///
     /// If `chunk` has another length than [`ImageReader::chunk_size`].
     pub fn read_at(
         &self,
@@ -421,84 +461,12 @@ impl ImageReader {
         Ok(found)
     }
 
-    /// Decodes a chunk from the bytes of its [`ImageReader::stored_range`], which the caller has
-    /// read, and checks it. A chunk without a stored range is read.
-    ///
-    /// # Panics
-    /// If `chunk` has another length than [`ImageReader::chunk_size`].
-    pub fn decode(
-        &self,
-        decoder: &mut Decoder,
-        index: u32,
-        stored: &[u8],
-        chunk: &mut [u8],
-    ) -> Result<(), ImageError> {
-        self.assert_length(chunk);
-        match self.place(index)? {
-            Place::Entry(entry) if entry.kind.is_stored() => {
-                self.unpack(decoder, index, &entry, stored, chunk)?;
-                self.check(index, &entry, chunk)
-            }
-            _ => self.read_chunk_with(decoder, index, chunk),
-        }
-    }
-
-    /// Checks the bytes of a raw chunk's [`ImageReader::stored_range`], which the caller has read.
-    /// These bytes are the chunk itself.
-    pub fn check_raw(&self, index: u32, stored: &[u8]) -> Result<(), ImageError> {
-        match self.place(index)? {
-            Place::Entry(entry) if entry.kind == Kind::Raw => self.check(index, &entry, stored),
-            _ => Err(self.failed(Fault::Chunk {
-                index,
-                offset: 0,
-                what: "it is not stored raw",
-            })),
-        }
-    }
-
-    /// Reads bytes of the file: those of [`ImageReader::stored_range`] or
-    /// [`ImageReader::hot_range`].
-    pub fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
-        self.read_part(offset, bytes, &Stop::never())
-    }
-
     fn read_part(&self, offset: u64, bytes: &mut [u8], stop: &Stop) -> Result<(), ImageError> {
         match &self.partial {
             None => read_exact(&self.file, offset, bytes),
             Some(partial) => partial.read(offset, bytes, stop),
         }
         .map_err(|fault| self.failed(fault))
-    }
-
-    /// Where this file has the chunks of the working set, contiguous and in its order, without zero
-    /// chunks and duplicates; empty if there is no working set.
-    pub fn hot_range(&self) -> Range<u64> {
-        self.footer.hot.clone()
-    }
-
-    /// The chunks a restore needs, in the order it needs them.
-    pub fn working_set(&self) -> Result<Vec<Range<u32>>, ImageError> {
-        let section = &self.footer.working_set;
-        let damaged = |what| {
-            let offset = section.offset;
-            self.failed(Fault::Damaged { offset, what })
-        };
-        let bytes = read_section(&self.file, section).map_err(|fault| self.failed(fault))?;
-        let mut fields = crate::format::Fields(&bytes);
-        let mut left = self.chunks();
-        (0..bytes.len() / 8)
-            .map(|_| {
-                let (first, count) = (fields.u32(), fields.u32());
-                left = left
-                    .checked_sub(count)
-                    .filter(|_| count > 0)
-                    .ok_or_else(|| damaged("the working set has a wrong number of chunks"))?;
-                match first.checked_add(count) {
-                    Some(end) if end <= self.chunks() => Ok(first..end),
-                    _ => Err(damaged("the working set has chunks beyond the last")),
-                }
-            })
-            .collect()
     }
 
     fn unpack(
@@ -587,9 +555,12 @@ impl std::fmt::Debug for ImageReader {
 /// Opens a file and locks it, shared, for as long as it is open, so that the garbage collector
 /// keeps it.
 fn open_locked(path: &Path) -> io::Result<Locked> {
-    let file = Locked::shared(jiffy_sys::regular::open(path)?)?;
-    if file.metadata()?.nlink() == 0 {
-        return Err(io::ErrorKind::NotFound.into());
+    for _ in 0..REPLACEMENTS {
+        let file = Locked::shared(jiffy_sys::regular::open(path)?)?;
+        if file.metadata()?.nlink() > 0 {
+            return Ok(file);
+        }
+        // It was removed before it was locked. Another file may have its name now.
     }
-    Ok(file)
+    Err(io::ErrorKind::NotFound.into())
 }

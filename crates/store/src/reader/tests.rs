@@ -290,6 +290,27 @@ fn an_image_stays_readable_when_its_file_goes_or_is_replaced() {
 }
 
 #[test]
+fn an_image_that_is_replaced_all_the_time_can_be_opened() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let folder = Folder::new();
+    let (path, one, next) = (folder.file("a"), folder.file("one"), folder.file("next"));
+    folder.image("a", &contents("t"), &small());
+    fs::copy(&path, &one).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                fs::copy(&one, &next).unwrap();
+                fs::rename(&next, &path).unwrap();
+            }
+        });
+        let failed = (0..5_000).find_map(|_| ImageReader::open(&path).err());
+        over.store(true, Ordering::Relaxed);
+        assert!(failed.is_none(), "{failed:?}");
+    });
+}
+
+#[test]
 fn threads_read_at_once_and_a_small_cache_is_enough() {
     let folder = Folder::new();
     // More groups than are cached.

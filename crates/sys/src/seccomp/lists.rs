@@ -17,16 +17,39 @@ const THREAD: u32 = (libc::CLONE_VM
     | libc::CLONE_SETTLS
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID) as u32;
+/// The flags of glibc's fork(3).
+const FORK: u32 = (libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID | libc::SIGCHLD) as u32;
+const PR_SET_NAME: u32 = libc::PR_SET_NAME as u32;
+const PR_SET_VMA: u32 = libc::PR_SET_VMA as u32;
 const PR_GET_AUXV: u32 = 0x4155_5856;
-/// Names of threads and of memory, and the processor's features.
-const PRCTLS: &[u32] = &[
-    libc::PR_SET_NAME as u32,
-    libc::PR_SET_VMA as u32,
-    PR_GET_AUXV,
+
+/// Creating threads; names of threads and of memory, and the processor's features.
+pub const THREADS: &[Rule] = &[
+    call_with(libc::SYS_clone, 0, &[THREAD]),
+    call_with(libc::SYS_prctl, 0, &[PR_SET_NAME, PR_SET_VMA, PR_GET_AUXV]),
 ];
 
-/// Memory that is not executable, locks, clocks, threads, and the end. No signal is sent: `abort`
-/// ends a process without.
+/// Instead of [`THREADS`]: also the calls of [`crate::fork`], except those that count its threads.
+pub const PROCESSES: &[Rule] = &[
+    call_with(libc::SYS_clone, 0, &[THREAD, FORK]),
+    call_with(
+        libc::SYS_prctl,
+        0,
+        &[
+            PR_SET_NAME,
+            PR_SET_VMA,
+            PR_GET_AUXV,
+            libc::PR_SET_PDEATHSIG as u32,
+        ],
+    ),
+    call(libc::SYS_getppid),
+    call(libc::SYS_pidfd_open),
+    call(libc::SYS_wait4),
+    call_with(libc::SYS_kill, 1, &[libc::SIGKILL as u32]),
+];
+
+/// Memory that is not executable, locks, clocks, and the exit. Without a call that sends a signal:
+/// `abort` ends a process all the same.
 pub const PROCESS: &[Rule] = &[
     call(libc::SYS_brk),
     call_without(libc::SYS_mmap, 2, EXECUTABLE),
@@ -49,10 +72,8 @@ pub const PROCESS: &[Rule] = &[
     call(libc::SYS_restart_syscall),
     call(libc::SYS_exit),
     call(libc::SYS_exit_group),
-    call_with(libc::SYS_clone, 0, &[THREAD]),
     call(libc::SYS_set_robust_list),
     call(libc::SYS_rseq),
-    call_with(libc::SYS_prctl, 0, PRCTLS),
     // Reading and changing the process's own limits.
     call_with(libc::SYS_prlimit64, 0, &[0]),
 ];

@@ -479,3 +479,33 @@ fn a_range_used_by_the_host_is_refused_and_never_chosen() {
         assert_eq!(report.ranges.v4().to_string(), "10.119.0.0/16");
     });
 }
+
+#[test]
+fn ranges_of_the_operator_are_used_where_none_could_be_chosen() {
+    let world = World::new();
+    on_host(&world, || {
+        configure(|batch| {
+            let up = index("up0");
+            route(batch, up, "10.0.0.0", 8, Some("198.51.100.2"));
+            route(batch, up, "172.16.0.0", 12, Some("198.51.100.2"));
+            route(batch, up, "fd00::", 8, Some("2001:db8:1::2"));
+        });
+        let range = |text: &str| Some(text.parse().expect("a range"));
+        let v4 = crate::host::HostOptions {
+            v4: range("100.64.0.0/16"),
+            ..options()
+        };
+        let error = Host::open(v4.clone(), &[], &BTreeSet::new()).expect_err("there is no IPv6");
+        assert_eq!(
+            error.to_string(),
+            "the host has routes into all private IPv6 ranges: choose a range for VMs with jiffyd --vm-ipv6"
+        );
+        let both = crate::host::HostOptions {
+            v6: range("2001:db8:7::/64"),
+            ..v4
+        };
+        let (_, report) = Host::open(both, &[], &BTreeSet::new()).expect("open");
+        assert_eq!(report.ranges.v4().to_string(), "100.64.0.0/16");
+        assert_eq!(report.ranges.v6().to_string(), "2001:db8:7::/64");
+    });
+}
