@@ -42,6 +42,7 @@ pub(super) struct ListQuery {
 pub(super) async fn list(State(node): Shared, uri: Uri, headers: HeaderMap) -> Result<Response> {
     let ListQuery { all } = query(&uri)?;
     let vms = node.list(all);
+    node.check_sleepers(&vms).await?;
     if headers
         .get(ACCEPT)
         .is_some_and(|accept| accept == list::MEDIA_TYPE)
@@ -81,7 +82,7 @@ pub(super) async fn limits(
 }
 
 pub(super) async fn inspect(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
-    Ok(Json(node.inspect(&vm)?))
+    Ok(Json(node.inspect(&vm).await?))
 }
 
 #[derive(Deserialize)]
@@ -145,7 +146,7 @@ pub(super) async fn stop(
     });
     let vm = node.find(&vm)?;
     // Its memory is on disk until then, and its programs can't end in order.
-    node.wake_settled(&vm).await;
+    vm.wake_settled().await;
     if vm.view.borrow().vm.state == VmState::Hibernated {
         let name = &vm.name;
         return Err(Error::wrong_state(format!("The VM {name} is hibernated."))

@@ -15,7 +15,7 @@ use std::path::Path;
 use tempfile::TempDir;
 use thiserror::Error;
 
-/// Largest file of this kind that is read.
+/// Largest file of this kind that is read, bytes.
 const MOST: u64 = 64 << 20;
 
 /// Why a file was not read.
@@ -54,15 +54,19 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Was the file written by a newer release? Then it is not damaged, and must be kept for that
+    /// Whether a newer release wrote the file: it is then not damaged, and must be kept for that
     /// release.
     pub fn is_newer(&self) -> bool {
         matches!(self, LoadError::OtherVersion { found, expected } if found > expected)
     }
 }
 
-/// Checks that a file exists and is not empty, without reading it. The error is a sentence
-/// without its full stop.
+/// Checks that a file exists and is not empty, without reading it.
+///
+/// # Errors
+///
+/// If the file is missing, empty, not a regular one, or can't be looked at: a sentence without its
+/// full stop.
 pub fn check_not_empty(path: &Path) -> Result<(), String> {
     let shown = path.display();
     match jiffy_sys::regular::look(path) {
@@ -75,6 +79,10 @@ pub fn check_not_empty(path: &Path) -> Result<(), String> {
 
 /// Moves `path` into a new temporary folder beside it: `path` is free at once, and its contents
 /// are removed with the folder. A starting daemon removes such folders.
+///
+/// # Errors
+///
+/// If the folder can't be made, or `path` can't be renamed.
 pub fn set_aside(path: &Path) -> io::Result<TempDir> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let gone = tempfile::Builder::new()
@@ -84,7 +92,7 @@ pub fn set_aside(path: &Path) -> io::Result<TempDir> {
     Ok(gone)
 }
 
-/// Does anything have this path, even a dangling symbolic link?
+/// Whether anything has this path, even a dangling symbolic link.
 pub fn is_taken(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
@@ -100,6 +108,10 @@ struct Envelope<'a> {
 
 /// Writes `content` to `path`. Without `sync` a crash of the host may leave
 /// an empty file, but a crash of the daemon never does.
+///
+/// # Errors
+///
+/// If `content` can't be written as JSON, or the file can't be written, synced or renamed.
 pub fn save<T: Serialize>(
     path: &Path,
     format: &'static str,
@@ -127,6 +139,10 @@ pub fn save<T: Serialize>(
 }
 
 /// Reads what [`save`] wrote.
+///
+/// # Errors
+///
+/// If the file can't be read, is empty or damaged, or is of another format or version.
 pub fn load<T: DeserializeOwned>(
     path: &Path,
     format: &'static str,
@@ -139,15 +155,24 @@ pub fn load<T: DeserializeOwned>(
 
 /// As [`load`], for versions up to `newest`: `parse` gets the version and the content, and
 /// returns `None` for a version that it does not know.
+///
+/// # Errors
+///
+/// As for [`load`], or if `parse` fails.
 pub fn load_with<T>(
     path: &Path,
     format: &'static str,
     newest: u32,
-    parse: impl FnOnce(u32, &str) -> Option<serde_json::Result<T>>,
+    parse: impl Fn(u32, &str) -> Option<serde_json::Result<T>>,
 ) -> Result<T, LoadError> {
     let bytes = jiffy_sys::regular::read(path, MOST).map_err(LoadError::Io)?;
     if bytes.is_empty() {
         return Err(LoadError::Empty);
+    }
+    if let Some((version, content)) = as_saved(&bytes, format)
+        && let Some(parsed) = parse(version, content)
+    {
+        return parsed.map_err(LoadError::Malformed);
     }
     let envelope: Envelope<'_> = serde_json::from_slice(&bytes).map_err(LoadError::Malformed)?;
     if envelope.format != format {
@@ -174,6 +199,25 @@ pub fn load_with<T>(
     }
 }
 
+/// The version and the content of a whole file of this format that is laid out as [`save`] does: found
+/// without parsing the content, which would take as long as reading it.
+fn as_saved<'a>(bytes: &'a [u8], format: &str) -> Option<(u32, &'a str)> {
+    let rest = bytes.strip_prefix(b"{\"format\":\"")?;
+    let rest = rest.strip_prefix(format.as_bytes())?;
+    let rest = rest.strip_prefix(b"\",\"version\":")?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let (version, rest) = rest.split_at_checked(digits)?;
+    let rest = rest.strip_prefix(b",\"crc32c\":\"")?;
+    let (sum, rest) = rest.split_at_checked(8)?;
+    let content = rest.strip_prefix(b"\",\"content\":")?.strip_suffix(b"}")?;
+    let text = |bytes| std::str::from_utf8(bytes).ok();
+    let sum = u32::from_str_radix(text(sum)?, 16).ok()?;
+    if sum != crc_fast::crc32_iscsi(content) {
+        return None;
+    }
+    Some((text(version)?.parse().ok()?, text(content)?))
+}
+
 /// A few fields of a file's content, whatever its version, if they are there.
 pub fn peek<T: DeserializeOwned>(path: &Path, format: &'static str) -> Option<T> {
     let bytes = jiffy_sys::regular::read(path, MOST).ok()?;
@@ -196,6 +240,12 @@ mod tests {
             assert_eq!(read, [1, 2, 3]);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        let laid_out_otherwise = fs::read_to_string(&path).unwrap().replace(":", ": ");
+        assert!(as_saved(&fs::read(&path).unwrap(), "thing").is_some());
+        assert!(as_saved(laid_out_otherwise.as_bytes(), "thing").is_none());
+        fs::write(&path, laid_out_otherwise).unwrap();
+        assert_eq!(load::<Vec<i32>>(&path, "thing", 1).unwrap(), [1, 2, 3]);
+        save(&path, "thing", 1, &vec![1, 2, 3], true).unwrap();
         let read = |format, version| load::<Vec<i32>>(&path, format, version).unwrap_err();
         assert!(matches!(read("other", 1), LoadError::OtherFormat { .. }));
         assert!(!read("thing", 2).is_newer());

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use jiffy_content::paths::Paths;
-use jiffy_vmhost::process::is_alive;
+use jiffy_vmhost::process::{DYING_POLL, DYING_TIME, is_alive};
 use rustix::fs::FlockOperation;
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, Write};
@@ -10,13 +10,9 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
-/// How long the last child of a killed daemon may take to release the daemon's lock.
-const DYING_TIME: Duration = Duration::from_secs(10);
 /// How long an ending daemon may take to release the lock: a service manager may start the next one
 /// meanwhile.
 const ENDING_TIME: Duration = Duration::from_secs(10);
-/// How often locking is retried.
-const DYING_POLL: Duration = Duration::from_millis(2);
 /// Number of the lock's descriptor, above all that programs of the daemon get, if the limit of open
 /// files allows it.
 const NUMBER: RawFd = 500;

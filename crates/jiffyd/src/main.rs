@@ -84,7 +84,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let config = options.node(listeners.tcp_address())?;
-    let node = Node::open(paths.clone(), config).await?;
+    let node = Node::open(paths.clone(), config).await;
     let proxy = proxy.map(|proxy| tokio::spawn(proxy.serve(Arc::clone(&node))));
     info!(
         socket = %paths.socket.display(),

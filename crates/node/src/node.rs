@@ -1,11 +1,13 @@
 //! The node: implements what requests ask for.
 //!
 //! * `accessed`: which pages of a golden snapshot's memory a restored guest accesses.
+//! * `background`: work that goes on beside requests.
 //! * `balloon`: memory that a guest gives back.
 //! * `commit`: makes an image of a VM's changes to its root file system.
 //! * `create`: makes new VMs, completely or not at all.
 //! * `damage`: logs unusable images, snapshots, volumes and kernels at the start.
 //! * `events`: the stream of events for clients.
+//! * `find`: finds and lists VMs, also those that were removed lately.
 //! * `fork`: live clones that share the parent's memory until one of them writes.
 //! * `idle`: hibernates or stops VMs that nobody uses.
 //! * `images`: lists, imports, inspects and removes images.
@@ -33,7 +35,6 @@ use jiffy_content::clock::{boot_id, monotonic_ns};
 use jiffy_content::digests::Digests;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::Images;
-use jiffy_content::images::base::BASE;
 use jiffy_content::images::policy::Policy;
 use jiffy_content::kernels::Kernels;
 use jiffy_content::leases::Leases;
@@ -46,7 +47,7 @@ use jiffy_content::snapshots::Snapshots;
 use jiffy_content::transfer::Transfers;
 use jiffy_content::volumes::Volumes;
 use jiffy_vmhost::events::EventBus;
-use jiffy_vmhost::folders;
+use jiffy_vmhost::folders::{self, Found};
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_vmhost::host::Host;
 use jiffy_vmhost::jails::Launcher;
@@ -54,12 +55,11 @@ use jiffy_vmhost::network::{self, Network};
 use jiffy_vmhost::pager::Pager;
 use jiffy_vmhost::registry::Registry;
 use jiffy_vmhost::scheduler::Scheduler;
-use jiffy_vmhost::spares::{self, Spares};
+use jiffy_vmhost::spares::Spares;
 use jiffy_vmhost::task::adopt;
 use jiffy_wire::api::{self, NodeInfo, Vm, VmState};
 use jiffy_wire::cpu::Profile;
-use jiffy_wire::timeline::Timeline;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,11 +75,13 @@ const REPORT_TIME: Duration = Duration::from_secs(10);
 const FLUSH_TIME: Duration = Duration::from_secs(5);
 
 mod accessed;
+mod background;
 mod balloon;
 mod commit;
 mod create;
 mod damage;
 mod events;
+mod find;
 mod fork;
 mod idle;
 mod images;
@@ -178,10 +180,11 @@ pub struct Node {
 }
 
 impl Node {
-    /// Reads the node's files and adopts running VMs.
-    pub async fn open(paths: Paths, config: Config) -> Result<Arc<Node>> {
+    /// Reads the node's files and adopts running VMs. What can't be read, adopted or opened is logged.
+    pub async fn open(paths: Paths, config: Config) -> Arc<Node> {
         let digests = Arc::<Digests>::default();
-        let (goldens, snapshot_requests, wanted) = Goldens::new(paths.golden(), config.standbys);
+        let (goldens, snapshot_requests, standby_requests) =
+            Goldens::new(paths.golden(), config.standbys);
         let goldens = Arc::new(goldens);
         let found = folders::find(&paths);
         let disk_room = Arc::<disk::Room>::default();
@@ -241,7 +244,7 @@ impl Node {
                 .map_or(0, |all| pressure::used_mib(&all.all()))
         };
         node.host.room.measure_use(in_use);
-        node.sweep();
+        node.sweep(&found);
         tokio::task::spawn_blocking(jiffy_vmhost::sched_trace::remove_left_over);
         adopt::all(&node.host, &node.registry, &node.volumes, found).await;
         // Without golden snapshots the processor is not needed before the first restore.
@@ -252,37 +255,12 @@ impl Node {
         let most = host.map(|host| &host.restorable);
         node.goldens.read(&node.digests, most);
         let node = Arc::new(node);
-        node.trim.notify_one();
-        tokio::spawn(lazy::keep_caches_small(Arc::clone(&node)));
-        tokio::spawn(make_golden::make_requested(
-            Arc::clone(&node),
-            snapshot_requests,
-        ));
-        tokio::spawn(standbys::keep(Arc::clone(&node), wanted));
-        let starting = Arc::clone(&node.registry);
-        let is_starting = move || starting.any(is_starting_vm).is_some();
-        let host = &node.host;
-        let (spares, launcher) = (Arc::clone(&host.spares), Arc::clone(&host.launcher));
-        let owner = Arc::clone(&node);
-        let kernel = move || File::open(owner.kernel_file(BASE)).ok();
-        tokio::spawn(spares::keep(
-            spares,
-            host.paths.clone(),
-            launcher,
-            kernel,
-            is_starting,
-        ));
-        tokio::spawn(Arc::clone(&node).log_damage());
-        tokio::spawn(network::clean_up(Arc::clone(&node.host.network)));
-        tokio::spawn(standbys::keep_links(Arc::clone(&node)));
-        tokio::spawn(idle::watch_vms(Arc::clone(&node)));
-        tokio::spawn(pressure::watch_memory(Arc::clone(&node)));
-        tokio::spawn(inbound::forward_connections(Arc::clone(&node)));
-        Ok(node)
+        background::start(&node, snapshot_requests, standby_requests);
+        node
     }
 
-    /// Removes unfinished files and folders of an earlier daemon.
-    fn sweep(&self) {
+    /// Removes unfinished files and folders of an earlier daemon, which left these VMs.
+    fn sweep(&self, vms: &[Found]) {
         let paths = &self.host.paths;
         for folder in [
             paths.vms(),
@@ -305,7 +283,9 @@ impl Node {
             }
         }
         self.kernels.sweep();
-        self.images.sweep();
+        let records = vms.iter().map(|vm| vm.record.as_ref());
+        self.images
+            .sweep(records.map(|kept| kept.map(|kept| &kept.record)));
     }
 
     /// The daemon ends: VMs that it held up run on, and every VM's task saves its unsaved state.
@@ -315,7 +295,7 @@ impl Node {
         }
         let flushed = async {
             for vm in self.registry.all() {
-                let _ = vm.ask(Command::Flush).await;
+                vm.flush().await;
             }
         };
         if timeout(FLUSH_TIME, flushed).await.is_err() {
@@ -411,6 +391,10 @@ impl Node {
     }
 
     /// All features of this host's processor that a VM can have.
+    ///
+    /// # Errors
+    ///
+    /// If `jiffy-vmm` can't tell them, as without KVM.
     pub async fn processor(&self) -> Result<Profile> {
         let host = self.processor.host().await;
         host.map(|host| host.shown.clone()).map_err(|why| {
@@ -440,30 +424,11 @@ impl Node {
         }
     }
 
-    /// The VM with this name, id or unique prefix of an id; refuses one that accepts no requests.
-    pub fn find(&self, wanted: &str) -> Result<Arc<VmHandle>> {
-        let vm = self.find_any(wanted)?;
-        let refusal = vm.view.borrow().refusal.clone();
-        refusal.map_or(Ok(vm), Err)
-    }
-
-    /// As [`Node::find`], but also a VM whose record can't be read.
-    pub fn find_any(&self, wanted: &str) -> Result<Arc<VmHandle>> {
-        let vm = self.registry.find(wanted)?;
-        match vm.spec.hidden {
-            false => Ok(vm),
-            true => Err(Error::not_found(format!("There is no VM {wanted}."))),
-        }
-    }
-
-    /// VMs, the oldest first: all, or those that were started and have not ended.
-    pub fn list(&self, all: bool) -> Vec<Arc<VmHandle>> {
-        let mut handles = self.registry.all();
-        handles.retain(|vm| !vm.spec.hidden && (all || vm.view.borrow().lives()));
-        handles
-    }
-
     /// As [`Node::started`], and until the guest has reported whether the first command was started.
+    ///
+    /// # Errors
+    ///
+    /// As in [`Node::started`].
     pub async fn command_started(&self, vm: &VmHandle) -> Result<Vm> {
         if vm.spec.command.is_some() {
             vm.when(|view| view.vm.state != VmState::Starting).await;
@@ -474,8 +439,11 @@ impl Node {
         self.started(vm).await
     }
 
-    /// Waits until a VM that was started is ready or has ended, and its record is saved; an
-    /// abnormal end is an error.
+    /// Waits until a VM that was started is ready or has ended, and its record is saved.
+    ///
+    /// # Errors
+    ///
+    /// If it ended abnormally, its first command can't be started, or the record can't be saved.
     pub async fn started(&self, vm: &VmHandle) -> Result<Vm> {
         let view = vm
             .when(|view| {
@@ -509,32 +477,6 @@ impl Node {
         }
     }
 
-    /// The timeline of a VM, or of one that was removed lately.
-    pub async fn timeline(&self, wanted: &str) -> Result<Timeline> {
-        let missing = match self.find_any(wanted) {
-            Ok(vm) => match vm.ask(Command::Timeline).await {
-                Ok(timeline) => return Ok(timeline),
-                Err(error) => error,
-            },
-            Err(error) => error,
-        };
-        match self.registry.remembered(wanted) {
-            Some((_, timeline)) => Ok(timeline),
-            None => Err(missing),
-        }
-    }
-
-    /// A VM, or the last state of one that was removed lately.
-    pub fn last_seen(&self, wanted: &str) -> Result<Vm> {
-        match self.find_any(wanted) {
-            Ok(vm) => Ok(vm.vm()),
-            Err(error) => match self.registry.remembered(wanted) {
-                Some((vm, _)) => Ok(vm),
-                None => Err(error),
-            },
-        }
-    }
-
     /// Waits a little for VMs that satisfy `holds` and are being removed: the last command's VM
     /// may still be powering off.
     async fn wait_for_removal(&self, holds: impl Fn(&VmHandle) -> bool) {
@@ -559,16 +501,34 @@ impl Node {
     }
 
     /// As [`Node::agent_socket`]; wakes a VM that is hibernated or hibernating.
+    ///
+    /// # Errors
+    ///
+    /// If the VM can't be woken, or as in [`Node::agent_socket`].
     pub async fn awake_socket(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<PathBuf> {
         self.wake_if_asleep(vm).await?;
         self.agent_socket(vm).await
     }
 
     /// A VM's vsock socket, once its agent is ready.
+    ///
+    /// # Errors
+    ///
+    /// If the VM is paused, stopping, hibernated or not running.
     pub async fn agent_socket(&self, vm: &VmHandle) -> Result<PathBuf> {
+        self.agent_ready(vm).await?;
+        Ok(self.host.paths.vsock_socket(&vm.id))
+    }
+
+    /// Waits until a VM's agent is ready.
+    async fn agent_ready(&self, vm: &VmHandle) -> Result<()> {
+        // `when` copies the view.
+        if vm.view.borrow().vm.state == VmState::Running {
+            return Ok(());
+        }
         let view = vm.when(|view| view.vm.state != VmState::Starting).await;
         if view.vm.state == VmState::Running {
-            return Ok(self.host.paths.vsock_socket(&vm.id));
+            return Ok(());
         }
         if view.vm.state == VmState::Hibernated {
             let name = &vm.name;

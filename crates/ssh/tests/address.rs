@@ -26,8 +26,7 @@ fn ssh_to_a_vm_that_is(state: &'static str) -> (Output, Vec<String>) {
     let (seen, requests) = mpsc::channel();
     thread::spawn(move || {
         for client in listener.incoming() {
-            let line = serve(client.unwrap(), state);
-            let _ = seen.send(line);
+            serve(client.unwrap(), state, &seen);
         }
     });
     let mut jiffy = Command::new(env!("CARGO_BIN_EXE_jiffy-ssh"));
@@ -43,8 +42,8 @@ fn ssh_to_a_vm_that_is(state: &'static str) -> (Output, Vec<String>) {
     (output, requests.try_iter().collect())
 }
 
-/// Answers a request; returns its line.
-fn serve(mut client: UnixStream, state: &str) -> String {
+/// Sends a request's line to `seen`, then answers the request: `jiffy` may end at the answer.
+fn serve(mut client: UnixStream, state: &str, seen: &mpsc::Sender<String>) {
     let mut reader = BufReader::new(client.try_clone().unwrap());
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();
@@ -58,6 +57,7 @@ fn serve(mut client: UnixStream, state: &str) -> String {
         }
     }
     reader.read_exact(&mut vec![0; length]).unwrap();
+    let _ = seen.send(line.trim_end().trim_end_matches(" HTTP/1.1").to_owned());
     let woken = line.starts_with("POST");
     let body = json!({
         "id": ID, "name": "web", "state": if woken { "running" } else { state },
@@ -70,7 +70,6 @@ fn serve(mut client: UnixStream, state: &str) -> String {
     let head = "HTTP/1.1 200 X\r\ncontent-type: application/json\r\nconnection: close";
     let length = body.len();
     write!(client, "{head}\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
-    line.trim_end().trim_end_matches(" HTTP/1.1").to_owned()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::clients::Cursor;
 use crate::frames::{self, FrameReader};
 use crate::handle::{Command, View, VmHandle};
-use crate::log::{self, Kind, Reader};
+use crate::log::{Kind, Reader};
 use jiffy_content::model::vm::{MainEnd, MainState};
 use jiffy_wire::agent::{ExecInput, ExecOutput, Stream};
 use std::io;
@@ -91,10 +91,8 @@ async fn send_output(
         // The view is read before the log, so that when it shows the command's end, the log is
         // complete.
         let seen = view.borrow_and_update().clone();
-        let end = match seen.lives() {
-            true => *log_end.borrow_and_update(),
-            false => log::end_of(folder)?,
-        };
+        log_end.mark_unchanged();
+        let end = vm.end_of_log(seen.lives(), folder)?;
         if !started && let Some(pid) = seen.main_pid {
             started = true;
             frames::write(output, &ExecOutput::Started { pid }).await?;

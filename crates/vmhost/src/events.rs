@@ -200,7 +200,7 @@ mod tests {
         let bus = EventBus::default();
         let (mut user, mut node) = (bus.subscribe(), bus.subscribe());
         let mut hidden = record("golden");
-        hidden.spec.hidden = true;
+        Arc::make_mut(&mut hidden.spec).hidden = true;
         bus.publish_vm(Action::Running, &hidden);
         bus.publish_vm(Action::Removed, &hidden);
         assert!(user.next().now_or_never().is_none());

@@ -1,9 +1,11 @@
 //! VMs' folders.
 
 use jiffy_content::durable::LoadError;
-use jiffy_content::model::vm::{Root, VmRecord};
+use jiffy_content::model::vm::{Kept, Root};
 use jiffy_content::names;
 use jiffy_content::paths::Paths;
+use jiffy_content::records;
+use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::snapshots::{memory, remove_in_background};
 use jiffy_sys::durable::remove_any;
 use jiffy_wire::api::MemoryForm;
@@ -17,13 +19,13 @@ pub struct Found {
     /// The folder's name.
     pub id: String,
     /// Its record, or why that can't be read.
-    pub record: Result<VmRecord, LoadError>,
+    pub record: Result<Kept, LoadError>,
 }
 
 /// All VMs that have folders, with their records.
 pub fn find(paths: &Paths) -> Vec<Found> {
     let found = ids_in(&paths.vms()).into_iter().map(|id| Found {
-        record: VmRecord::load(&paths.vm(&id)),
+        record: records::vm::load(&paths.vm(&id)),
         id,
     });
     found.collect()
@@ -40,6 +42,10 @@ pub fn ids_in(folder: &Path) -> Vec<String> {
 
 /// Removes all files of a VM. Its data folder is renamed first, so that the VM is never half
 /// removed.
+///
+/// # Errors
+///
+/// If its data folder can't be renamed or removed; not if there is none.
 pub fn remove(paths: &Paths, id: &str) -> io::Result<()> {
     let _ = remove_any(&paths.vm_run(id));
     let gone = paths.vms().join(format!(".gone-{id}"));
@@ -53,6 +59,18 @@ pub fn remove(paths: &Paths, id: &str) -> io::Result<()> {
 /// Folder of a hibernated VM's memory.
 pub fn hibernated_in(vm_folder: &Path) -> PathBuf {
     vm_folder.join("hibernated")
+}
+
+/// Checks that the memory that a VM was hibernated with can be read, without reading all of it; the error is
+/// one sentence.
+///
+/// # Errors
+///
+/// If a file of it is missing, can't be read, or is of another version: a sentence.
+pub fn check_hibernated_memory(vm_folder: &Path, name: &str) -> Result<(), String> {
+    let saved = Saved::open(hibernated_in(vm_folder));
+    let checked = saved.and_then(|saved| saved.check());
+    checked.map_err(|why| format!("The memory of the VM {name} can't be read: {why}."))
 }
 
 /// Removes the memory of an earlier hibernation, which a running VM does not need any more. If its
@@ -91,7 +109,7 @@ pub fn remove_woken_state(vm_folder: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_content::model::vm::Spec;
+    use jiffy_content::model::vm::{Spec, VmRecord};
 
     #[test]
     fn a_woken_vm_keeps_its_root_without_the_memory() {
@@ -137,12 +155,12 @@ mod tests {
             fs::create_dir_all(paths.vm(name)).unwrap();
         }
         let record = VmRecord::new(one.clone(), "web".into(), Spec::default(), 0);
-        record.save(&paths.vm(&one)).unwrap();
+        Kept::from(record).save(&paths.vm(&one)).unwrap();
         let mut found = find(&paths);
         found.sort_by_key(|found| found.record.is_err());
         assert_eq!(found.len(), 2);
         assert_eq!((&found[0].id, &found[1].id), (&one, &two));
-        assert_eq!(found[0].record.as_ref().unwrap().name, "web");
+        assert_eq!(found[0].record.as_ref().unwrap().record.name, "web");
         assert!(matches!(found[1].record, Err(LoadError::Io(_))));
     }
 }

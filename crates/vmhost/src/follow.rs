@@ -1,7 +1,7 @@
 //! Logs for clients: read once or followed, whole or from some line on.
 
 use crate::handle::VmHandle;
-use crate::log::{self, Kind, Reader};
+use crate::log::{Kind, Reader};
 use crate::process::readable;
 use jiffy_content::error::{Error, Result};
 use jiffy_wire::agent::Stream;
@@ -20,7 +20,7 @@ use tokio::io::unix::AsyncFd;
 /// Most lines that can be asked for from the end.
 pub const MAX_TAIL: usize = 1_000_000;
 
-/// Which log.
+/// A log of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -60,6 +60,10 @@ enum LogKind {
 
 impl Log {
     /// Opens a log; `tail` lines from the end, or all. Blocking.
+    ///
+    /// # Errors
+    ///
+    /// If the log can't be opened or is damaged; not if there is none.
     pub fn open(
         vm: Arc<VmHandle>,
         folder: PathBuf,
@@ -81,6 +85,10 @@ impl Log {
     }
 
     /// The next chunk; `None` at the end, which with `follow` is the VM's end.
+    ///
+    /// # Errors
+    ///
+    /// If the log can't be read or is damaged.
     pub async fn next(&mut self) -> io::Result<Option<LogChunk>> {
         loop {
             // The state is read before the log, so that everything written until the VM's end is
@@ -105,11 +113,7 @@ impl Log {
             } => {
                 // A batch may consist of start records only, which give no chunk.
                 while ready.is_empty() {
-                    let end = match active {
-                        true => *self.vm.log_end.borrow(),
-                        false => log::end_of(&self.folder)?,
-                    };
-                    let batch = reader.batch(end)?;
+                    let batch = reader.batch(self.vm.end_of_log(active, &self.folder)?)?;
                     if reader.take_dropped() > 0 {
                         ready.push_back(note("jiffy: older output was dropped.\n"));
                     }
@@ -203,10 +207,8 @@ fn command_log(vm: &VmHandle, folder: &Path, tail: Option<usize>) -> Result<LogK
 
 /// Where the last `lines` lines begin: a record's position and an offset in its data.
 fn last_lines(vm: &VmHandle, folder: &Path, lines: usize) -> io::Result<(u64, usize)> {
-    let end = match vm.view.borrow().lives() {
-        true => *vm.log_end.borrow(),
-        false => log::end_of(folder)?,
-    };
+    let lives = vm.view.borrow().lives();
+    let end = vm.end_of_log(lives, folder)?;
     if lines == 0 {
         return Ok((end, 0));
     }

@@ -3,6 +3,8 @@
 use crate::activity::Activity;
 use crate::clients::Clients;
 use crate::launch::Plan;
+use crate::log;
+use crate::memory_check::MemoryCheck;
 use crate::single_flight::SingleFlight;
 use crate::supervisor::InputPort;
 use crate::timeline::PagerFaults;
@@ -10,11 +12,14 @@ use jiffy_content::error::{Error, Result};
 pub use jiffy_content::model::vm::is_active;
 use jiffy_content::model::vm::{Failure, MainState, Paged, Root, Spec};
 use jiffy_content::room::memory::Reserved;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::api::{Limits, NetworkPolicy, Vm, VmState};
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::{DiskLimit, NetLimit};
+use std::fmt::{self, Debug, Formatter};
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot, watch};
 
@@ -31,6 +36,8 @@ pub struct View {
     pub failure: Option<Failure>,
     /// Log position at which the last start began to write.
     pub log_start: u64,
+    /// It was hibernated, and is not ready yet.
+    pub wakes: bool,
     /// Why no output is accepted from the guest, if so.
     pub held_up: Option<String>,
     /// Its root file system, as of the last start.
@@ -114,7 +121,7 @@ pub struct VmHandle {
     pub cid: u32,
     /// Its published state.
     pub view: watch::Receiver<View>,
-    /// The end of its log, while it runs.
+    /// The end of its log, while it runs; 0 before it has run under this daemon.
     pub log_end: watch::Receiver<u64>,
     /// The attached clients.
     pub clients: Arc<Clients>,
@@ -124,21 +131,31 @@ pub struct VmHandle {
     pub input: watch::Receiver<Option<InputPort>>,
     /// Wakes it on demand, once for all who ask.
     pub waking: SingleFlight<Result<()>>,
-    /// Whether its last start was a wake.
-    pub was_asleep: AtomicBool,
+    /// Whether the memory that it was hibernated with can be used.
+    pub memory_check: MemoryCheck,
     /// See [`VmHandle::operate`].
     pub(crate) operation: Mutex<()>,
-    /// True while it is being hibernated.
-    pub(crate) falls_asleep: watch::Sender<bool>,
+    pub(crate) operations: watch::Sender<Operations>,
     pub(crate) mailbox: mpsc::Sender<Command>,
+    pub(crate) unbegun: Unbegun,
+}
+
+/// Begins the task of a VM that has nothing to do before it gets a command.
+#[derive(Default)]
+pub(crate) struct Unbegun(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Debug for Unbegun {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        to.debug_tuple("Unbegun").finish_non_exhaustive()
+    }
 }
 
 /// Current rate limits of a VM's devices, in the order of its VMM's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Of each disk.
+    /// Limits of each disk.
     pub disks: Vec<DiskLimit>,
-    /// Of each network interface.
+    /// Limits of each network interface.
     pub nets: Vec<NetLimit>,
 }
 
@@ -152,13 +169,22 @@ pub struct Operation<'a> {
     _one: MutexGuard<'a, ()>,
 }
 
+/// The operations on a VM, as others observe them.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Operations {
+    /// How many have begun.
+    pub begun: u64,
+    /// Whether it is being hibernated.
+    pub hibernates: bool,
+}
+
 /// Marks a VM as being hibernated until this is dropped.
 #[derive(Debug)]
 pub struct HibernationMark<'a>(&'a VmHandle);
 
 impl Drop for HibernationMark<'_> {
     fn drop(&mut self) {
-        self.0.falls_asleep.send_replace(false);
+        self.0.operations.send_modify(|it| it.hibernates = false);
     }
 }
 
@@ -174,7 +200,19 @@ impl VmHandle {
         Some(self.operation_of(one))
     }
 
+    /// The operations that begin. An idle connection to the VM must be closed then: its memory may be
+    /// captured.
+    pub fn operations(&self) -> watch::Receiver<Operations> {
+        self.operations.subscribe()
+    }
+
+    /// The number of operations that have begun.
+    pub fn operations_begun(&self) -> u64 {
+        self.operations.borrow().begun
+    }
+
     fn operation_of<'a>(&'a self, one: MutexGuard<'a, ()>) -> Operation<'a> {
+        self.operations.send_modify(|it| it.begun += 1);
         Operation {
             state: self.view.borrow().vm.state,
             _one: one,
@@ -183,19 +221,53 @@ impl VmHandle {
 
     /// Marks it as being hibernated; [`VmHandle::hibernation_settled`] waits for the end of that.
     pub fn begin_hibernation(&self, _one: &Operation<'_>) -> HibernationMark<'_> {
-        self.falls_asleep.send_replace(true);
+        self.operations.send_modify(|it| it.hibernates = true);
         HibernationMark(self)
     }
 
     /// Waits while a hibernation is in progress.
     pub async fn hibernation_settled(&self) {
+        if !self.operations.borrow().hibernates {
+            return;
+        }
+        let mut operations = self.operations();
         // The handle owns the sender, so it is never closed.
-        let _ = self.falls_asleep.subscribe().wait_for(|falls| !falls).await;
+        let _ = operations.wait_for(|it| !it.hibernates).await;
+    }
+
+    /// Waits until a wake that is in progress has succeeded or failed.
+    pub async fn wake_settled(&self) {
+        self.when(|view| !view.wakes).await;
+    }
+
+    /// Has its task begin with the first command.
+    pub(crate) fn begin_when_asked(&self, begin: impl FnOnce() + Send + 'static) {
+        *lock(&self.unbegun.0) = Some(Box::new(begin));
+    }
+
+    fn begin(&self) {
+        let unbegun = lock(&self.unbegun.0).take();
+        if let Some(begin) = unbegun {
+            begin();
+        }
+    }
+
+    /// Writes all unsaved state: the daemon ends.
+    pub async fn flush(&self) {
+        let has_begun = lock(&self.unbegun.0).is_none();
+        if has_begun {
+            let _ = self.ask(Command::Flush).await;
+        }
     }
 
     /// Sends a command and waits for its answer.
+    ///
+    /// # Errors
+    ///
+    /// If the VM was removed.
     pub async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
+        self.begin();
         if self.mailbox.send(command(reply)).await.is_ok()
             && let Ok(answer) = answer.await
         {
@@ -209,8 +281,28 @@ impl VmHandle {
 
     /// Sends a command that has no answer.
     pub async fn tell(&self, command: Command) {
+        self.begin();
         // The task of a removed VM does not exist any more.
         let _ = self.mailbox.send(command).await;
+    }
+
+    /// The end of its log, which is in this folder, if its view said before whether it `lives`.
+    ///
+    /// # Errors
+    ///
+    /// If the log can't be read.
+    pub fn end_of_log(&self, lives: bool, folder: &Path) -> io::Result<u64> {
+        let known = || Some(*self.log_end.borrow()).filter(|end| *end > 0);
+        if !lives {
+            return log::end_of(folder);
+        }
+        if let Some(end) = known() {
+            return Ok(end);
+        }
+        // It sleeps since before this daemon began. If it wakes meanwhile, the end is known before its
+        // guest writes, and the file may end with half a record after that.
+        let end = log::end_of(folder);
+        known().map_or(end, Ok)
     }
 
     /// Its state, as the API shows it.

@@ -19,6 +19,7 @@
 //! * [`pager`]: the process that serves memory and disks.
 //! * [`network`]: VMs on the host's network.
 //! * [`channels`]: connections for VMMs, which may not connect by name.
+//! * [`memory_check`]: whether saved memory can be used.
 //! * `dial`: connections to VMMs and the pager.
 //! * [`folders`], [`single_flight`], [`text`]: VMs' folders, shared operations, safe text.
 
@@ -39,6 +40,7 @@ pub mod host;
 pub mod jails;
 pub mod launch;
 pub mod log;
+pub mod memory_check;
 pub mod network;
 pub mod pager;
 pub mod process;

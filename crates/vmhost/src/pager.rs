@@ -8,18 +8,20 @@
 //! disk wait for each other, not for those of others.
 //!
 //! * `ask`: requests and their answers.
+//! * `complete`: has all missing chunks fetched.
 //! * [`links`]: hard links from VMs' run folders to the pager's sockets.
 //! * `orders`: serialises requests of each VM and disk.
 //! * `process`: starts, watches and replaces the process.
 
 pub(crate) mod ask;
+mod complete;
 pub mod links;
 mod orders;
 mod process;
 #[cfg(test)]
 mod tests;
 
-use crate::process::{VmmProcess, is_alive};
+use crate::process::VmmProcess;
 use crate::scheduler::Scheduler;
 use ask::done;
 use futures_util::future::join_all;
@@ -27,21 +29,17 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::model::vm::Paged;
 use jiffy_content::paths::Paths;
-use jiffy_content::room::disk::{Missing, Reserved, Room, Unwritten};
-use jiffy_store::partial::{is_partial, map_path};
-use jiffy_sys::locked::Locked;
+use jiffy_content::room::disk::Room;
 use jiffy_sys::mutex::lock;
-use jiffy_sys::regular;
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use orders::Orders;
-use process::{MAX_DEATHS, POLL_INTERVAL};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, RwLock, RwLockWriteGuard};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 /// How long the pager has to answer a simple request.
@@ -50,11 +48,6 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 const DISK_TIME: Duration = Duration::from_secs(120);
 /// VMs or disks that a new pager is told about at once; its socket's backlog is short.
 const DISKS_AT_ONCE: usize = 8;
-/// How long it has to fill a VM's whole memory.
-const COMPLETE_TIME: Duration = Duration::from_secs(600);
-
-/// How long a request waits until the next pager knows its VM or disk.
-const NEXT_PAGER_TIME: Duration = Duration::from_secs(15);
 
 /// The node's side of the pager.
 #[derive(Debug)]
@@ -154,6 +147,10 @@ impl Pager {
     }
 
     /// Serves a VM's memory. The VMM must connect to the returned socket.
+    ///
+    /// # Errors
+    ///
+    /// If no pager can be started, or it refuses.
     pub async fn serve(&self, id: &str, paged: &Paged) -> Result<Serving> {
         let _turn = self.orders.turn(id).await;
         self.run().await?;
@@ -188,6 +185,10 @@ impl Pager {
     }
 
     /// Opens a disk: from now on the pager fetches chunks as VMMs ask for them.
+    ///
+    /// # Errors
+    ///
+    /// If no pager can be started, or it refuses.
     pub async fn open_disk(&self, disk: &LazyDisk) -> Result<()> {
         let _turn = self.orders.turn(&disk.name()).await;
         self.open_in_turn(disk).await
@@ -276,13 +277,29 @@ impl Pager {
 
     /// Closes all disks that do not satisfy `wanted`.
     pub async fn close_disks(&self, wanted: impl Fn(&str) -> bool) {
-        let mut names: Vec<String> = self.state().disks.keys().cloned().collect();
-        names.retain(|name| !wanted(name));
-        let closed = names.iter().map(|name| async move {
-            let _turn = self.orders.turn(name).await;
-            let was_open = self.state().disks.remove(name);
-            if was_open.is_some() {
-                self.stop_serving(name).await;
+        self.close_if(|disk| !wanted(&disk.name())).await;
+    }
+
+    /// Closes the disks whose caches were removed with their images.
+    pub async fn close_removed_disks(&self) {
+        self.close_if(|disk| !disk.contents(&self.paths).exists())
+            .await;
+    }
+
+    async fn close_if(&self, unwanted: impl Fn(&LazyDisk) -> bool) {
+        // Copied, because `unwanted` may read the disk.
+        let open: Vec<LazyDisk> = {
+            let state = self.state();
+            state.disks.values().map(|open| open.what.clone()).collect()
+        };
+        let closed = open.iter().filter(|disk| unwanted(disk)).map(|disk| async {
+            let name = disk.name();
+            let _turn = self.orders.turn(&name).await;
+            // Another one of this name may have been opened meanwhile.
+            let open = self.state().disks.get(&name).map(|open| open.what.clone());
+            if open.is_some_and(|open| unwanted(&open)) {
+                self.state().disks.remove(&name);
+                self.stop_serving(&name).await;
             }
         });
         join_all(closed).await;
@@ -310,87 +327,6 @@ impl Pager {
             closing,
             _alone: alone,
         })
-    }
-
-    /// Fetches all missing chunks of a disk. Nothing of it is evicted while the result is held,
-    /// even if its VMs end.
-    pub async fn complete_disk(&self, disk: &LazyDisk) -> Result<Locked> {
-        let held = {
-            // Opened and locked in one turn, so that it can't be closed in between.
-            let _turn = self.orders.turn(&disk.name()).await;
-            self.open_in_turn(disk).await?;
-            hold(disk.contents(&self.paths)).await?
-        };
-        let _room = self.reserve(vec![disk.present(&self.paths)]).await?;
-        self.complete(&disk.name()).await.map_err(|why| {
-            Error::registry(format!(
-                "The missing chunks of the VM's root file system can't be fetched: {why}."
-            ))
-        })?;
-        Ok(held)
-    }
-
-    /// Fetches all missing chunks of a disk's image, so that a child can be made. Otherwise as
-    /// [`Pager::complete_disk`].
-    pub async fn complete_image(&self, disk: &LazyDisk) -> Result<Locked> {
-        let held = self.complete_disk(disk).await?;
-        let images = disk.images(&self.paths);
-        let maps = images.iter().map(|image| map_path(image)).collect();
-        let _room = self.reserve(maps).await?;
-        for image in images {
-            let request = PagerRequest::CompleteImage { image };
-            done(self.ask(&request, COMPLETE_TIME).await).map_err(|why| {
-                Error::registry(format!(
-                    "The missing chunks of the VM's image can't be fetched: {why}."
-                ))
-            })?;
-        }
-        Ok(held)
-    }
-
-    /// Fetches all missing chunks of a snapshot's memory that no VM is served from, so that it
-    /// can be rewritten.
-    pub async fn complete_memory(&self, image: &Path) -> Result<()> {
-        if !is_partial(image) {
-            return Ok(());
-        }
-        let _room = self.reserve(vec![map_path(image)]).await?;
-        self.run().await?;
-        let origins = PagerRequest::Origins {
-            image: image.to_owned(),
-            origins: jiffy_content::snapshots::remote::origins(image, &self.paths),
-        };
-        let complete = PagerRequest::CompleteImage {
-            image: image.to_owned(),
-        };
-        for (request, within) in [(origins, ANSWER_TIME), (complete, COMPLETE_TIME)] {
-            done(self.ask(&request, within).await).map_err(|why| {
-                Error::registry(format!(
-                    "The missing chunks of the snapshot's memory can't be fetched: {why}."
-                ))
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Reserves room for what is missing in files, by their maps, or refuses. `None` if nothing is
-    /// missing.
-    async fn reserve(&self, maps: Vec<PathBuf>) -> Result<Option<Arc<Reserved>>> {
-        let room = Arc::clone(&self.room);
-        let work = tokio::task::spawn_blocking(move || {
-            let Some(beside) = maps.first().cloned() else {
-                return Ok(None);
-            };
-            let missing = Missing(maps);
-            if missing.unwritten() == 0 {
-                return Ok(None);
-            }
-            let what = "Fetching what is missing of the image needs up to";
-            room.reserve(&beside, what, Arc::new(missing)).map(Some)
-        });
-        work.await.map_err(|error| {
-            Error::internal(format!("Looking for disk space was cut short: {error}."))
-        })?
     }
 
     /// Takes over VMs of an earlier daemon and their disks; that daemon's pager may still run.
@@ -466,44 +402,6 @@ impl Pager {
         let folders = ["pager", "disks"].map(|name| fs::read_dir(self.paths.run.join(name)));
         let entries = folders.into_iter().flatten().flatten().flatten();
         entries.map(|entry| entry.path()).collect()
-    }
-
-    /// Fills all missing memory of a VM, or all of a disk. If the pager dies, the next one does
-    /// it.
-    pub async fn complete(&self, id: &str) -> std::result::Result<(), String> {
-        let request = PagerRequest::Complete { name: id.into() };
-        let mut pagers = 1;
-        loop {
-            let asked = self.when_told(id).await;
-            let Err(why) = done(self.ask(&request, COMPLETE_TIME).await) else {
-                return Ok(());
-            };
-            let died = asked.is_some_and(|pid| !is_alive(pid));
-            if !died || pagers == MAX_DEATHS {
-                return Err(why);
-            }
-            pagers += 1;
-        }
-    }
-
-    /// Waits for a pager that knows this VM's memory or disk; `None` after [`NEXT_PAGER_TIME`].
-    async fn when_told(&self, name: &str) -> Option<u32> {
-        let until = Instant::now() + NEXT_PAGER_TIME;
-        loop {
-            {
-                let state = self.state();
-                let told = state.served.get(name).map(|served| served.told);
-                let told = told.or_else(|| state.disks.get(name).map(|open| open.told));
-                let runs = state.pid.filter(|pid| is_alive(*pid));
-                if runs.is_some() && told.is_none_or(|told| told == runs) {
-                    return runs;
-                }
-            }
-            if Instant::now() >= until {
-                return None;
-            }
-            sleep(POLL_INTERVAL).await;
-        }
     }
 
     /// Ends the service of a VM, unless a newer start of it is served.
@@ -583,15 +481,4 @@ fn name_of(file: &Path) -> String {
         .unwrap_or_default()
         .to_string_lossy()
         .into_owned()
-}
-
-/// Locks a cache's file in the way of a VMM that reads it.
-async fn hold(contents: PathBuf) -> Result<Locked> {
-    let work = tokio::task::spawn_blocking(move || {
-        regular::open(&contents)
-            .and_then(Locked::shared)
-            .map_err(|error| Error::io("lock a VM's root file system", &contents, &error))
-    });
-    work.await
-        .map_err(|error| Error::internal(format!("A task was cut short: {error}.")))?
 }

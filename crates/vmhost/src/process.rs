@@ -12,6 +12,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -23,11 +24,11 @@ const READS_AT_A_TIME: usize = 64;
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// With this status.
+    /// It exited with this status.
     Code(i32),
-    /// By this signal.
+    /// This signal killed it.
     Signal(i32),
-    /// By the OOM killer, because it reached the memory limit of its cgroup.
+    /// The OOM killer killed it, because it reached the memory limit of its cgroup.
     OutOfMemory,
     /// Unknown: it was not a child of this daemon, so there is no wait status.
     Unknown,
@@ -43,6 +44,10 @@ impl Ended {
 }
 
 /// Registers a descriptor with tokio to wait until it is readable.
+///
+/// # Errors
+///
+/// If tokio can't register it.
 pub fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     ready_for(descriptor, Interest::READABLE)
 }
@@ -51,6 +56,10 @@ pub fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 ///
 /// The constructor is deprecated because it also takes borrowed descriptors; an [`OwnedFd`] can't
 /// be closed while tokio uses it.
+///
+/// # Errors
+///
+/// If tokio can't register it.
 #[allow(deprecated)]
 pub fn ready_for(descriptor: OwnedFd, event: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(descriptor, event)
@@ -71,12 +80,20 @@ pub struct VmmProcess {
 
 impl VmmProcess {
     /// A child of this daemon that was not reaped yet.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such process, or no descriptor for it.
     pub fn child(pid: u32) -> io::Result<VmmProcess> {
         VmmProcess::open(pid, true)
     }
 
     /// A process that an earlier daemon spawned. After this call the caller must check that the
     /// process is still the intended one.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such process, or no descriptor for it.
     pub fn adopted(pid: u32) -> io::Result<VmmProcess> {
         VmmProcess::open(pid, false)
     }
@@ -105,6 +122,10 @@ impl VmmProcess {
 
     /// Limits its resources, if it has a cgroup of its own, and the bytes of its files, if those are
     /// to be limited.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses a limit.
     pub fn set_limits(&self, share: &Share, file_size: Option<u64>) -> io::Result<()> {
         if let Some(cgroup) = &self.cgroup {
             cgroup.set_limits(share)?;
@@ -121,6 +142,10 @@ impl VmmProcess {
     }
 
     /// Changes how many processors it may use, if it has a cgroup of its own.
+    ///
+    /// # Errors
+    ///
+    /// If the cgroup's file can't be written.
     pub fn set_processors(&self, processors: u32) -> io::Result<()> {
         self.cgroup
             .as_ref()
@@ -128,6 +153,10 @@ impl VmmProcess {
     }
 
     /// Moves another process, which works for it, into its cgroup, if it has one of its own.
+    ///
+    /// # Errors
+    ///
+    /// If the cgroup's file can't be written, as when the process has ended.
     pub fn admit_to_cgroup(&self, pid: u32) -> io::Result<()> {
         self.cgroup
             .as_ref()
@@ -135,6 +164,10 @@ impl VmmProcess {
     }
 
     /// Raises its memory limit by so many bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the cgroup's files can't be read or written.
     pub fn raise_memory_limit(&self, bytes: u64) -> io::Result<()> {
         self.cgroup
             .as_ref()
@@ -142,6 +175,10 @@ impl VmmProcess {
     }
 
     /// Changes its memory limit to `bytes`, but to no less than it uses plus `headroom`.
+    ///
+    /// # Errors
+    ///
+    /// If the cgroup's files can't be read or written.
     pub fn set_memory_limit(&self, bytes: u64, headroom: u64) -> io::Result<()> {
         self.cgroup
             .as_ref()
@@ -205,6 +242,12 @@ impl VmmProcess {
     }
 }
 
+/// How long the last child of a killed daemon may take to execute its program: until then it holds the
+/// daemon's locks.
+pub const DYING_TIME: Duration = Duration::from_secs(10);
+/// How often it is tried to take them meanwhile.
+pub const DYING_POLL: Duration = Duration::from_millis(2);
+
 /// Does this process exist, and is it neither ending nor a zombie? One whose files are being closed
 /// ends, and others may know of that already.
 pub fn is_alive(pid: u32) -> bool {
@@ -266,6 +309,10 @@ pub(crate) struct EventLines {
 
 impl Events {
     /// A new pipe: the read end, and the write end for the VMM.
+    ///
+    /// # Errors
+    ///
+    /// If `pipe2` fails, or tokio can't register the pipe.
     pub fn new() -> io::Result<(Events, OwnedFd)> {
         let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&ours, true)?;

@@ -21,7 +21,8 @@ pub struct Joined<T> {
     /// Whether this caller began the operation.
     pub began: bool,
     result: Outcome<T>,
-    _wanted: Arc<watch::Sender<()>>,
+    /// Nothing for the result of an operation that is over.
+    _wanted: Option<Arc<watch::Sender<()>>>,
 }
 
 impl<T: Clone> Joined<T> {
@@ -47,14 +48,21 @@ impl<T> Default for SingleFlight<T> {
 }
 
 impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
-    /// Joins the operation in progress, or begins one. The receiver given to `begin` is closed when
-    /// no caller waits any more.
-    pub fn join<F>(&self, begin: impl FnOnce(watch::Receiver<()>) -> F) -> Joined<T>
+    /// Joins the operation in progress, or else the last one if `suffices` accepts its result and when
+    /// that was ready; or else begins one. The receiver given to `begin` is closed when no caller waits
+    /// any more.
+    pub fn join<F>(
+        &self,
+        suffices: impl FnOnce(Instant, &T) -> bool,
+        begin: impl FnOnce(watch::Receiver<()>) -> F,
+    ) -> Joined<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
         let mut current = self.lock();
-        if let Some(joined) = current.as_ref().and_then(Current::in_progress) {
+        if let Some(last) = &*current
+            && let Some(joined) = last.in_progress().or_else(|| last.done(suffices))
+        {
             return joined;
         }
         let (wanted, is_wanted) = watch::channel(());
@@ -75,7 +83,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
         Joined {
             began: true,
             result,
-            _wanted: wanted,
+            _wanted: Some(wanted),
         }
     }
 
@@ -110,7 +118,18 @@ impl<T> Current<T> {
         Some(Joined {
             began: false,
             result: self.result.clone(),
-            _wanted: self.wanted.upgrade()?,
+            _wanted: Some(self.wanted.upgrade()?),
+        })
+    }
+
+    /// The operation, if it is over and its result is accepted.
+    fn done(&self, suffices: impl FnOnce(Instant, &T) -> bool) -> Option<Joined<T>> {
+        let done = self.result.borrow();
+        let (at, result) = done.as_ref()?;
+        suffices(*at, result).then(|| Joined {
+            began: false,
+            result: self.result.clone(),
+            _wanted: None,
         })
     }
 }
@@ -132,7 +151,7 @@ mod tests {
                     go.notified().await;
                     count.fetch_add(1, Ordering::SeqCst) + 1
                 };
-                flight.join(begin).result().await
+                flight.join(|_, _| false, begin).result().await
             }
         };
         for round in 1..4 {
@@ -162,7 +181,7 @@ mod tests {
                     assert!(wanted.changed().await.is_err());
                     told.notify_one();
                 };
-                flight.join(begin).result().await
+                flight.join(|_, _| false, begin).result().await
             })
         };
         let first = want();
@@ -181,9 +200,24 @@ mod tests {
     async fn after_a_panic_the_next_caller_starts_again() {
         let flight = SingleFlight::<u32>::default();
         let panics = |_| async { panic!("as it must") };
-        assert_eq!(flight.join(panics).result().await, None);
-        let next = flight.join(|_| async { 2 });
-        assert!(next.began && !flight.join(|_| async { 3 }).began);
+        assert_eq!(flight.join(|_, _| false, panics).result().await, None);
+        let next = flight.join(|_, _| true, |_| async { 2 });
+        assert!(next.began && !flight.join(|_, _| false, |_| async { 3 }).began);
+        assert_eq!(next.result().await, Some(2));
+    }
+
+    #[tokio::test]
+    async fn a_last_result_that_suffices_is_used() {
+        let flight = SingleFlight::<u32>::default();
+        let before = Instant::now();
+        let first = flight.join(|_, _| true, |_| async { 1 });
+        assert_eq!(first.result().await, Some(1));
+        tokio::task::yield_now().await;
+        let again = flight.join(|at, &result| at >= before && result == 1, |_| async { 2 });
+        assert!(!again.began);
+        assert_eq!(again.result().await, Some(1));
+        let next = flight.join(|_, &result| result == 2, |_| async { 2 });
+        assert!(next.began);
         assert_eq!(next.result().await, Some(2));
     }
 }

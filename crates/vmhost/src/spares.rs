@@ -104,7 +104,7 @@ impl Spares {
         self.lock().len() < self.room
     }
 
-    /// Ends them all.
+    /// Ends all spares.
     pub async fn end(&self) {
         let spares = std::mem::take(&mut *self.lock());
         for mut spare in spares {
@@ -177,6 +177,10 @@ impl Spare {
 
     /// Makes it the VMM of the VM with this configuration: sends it the VM's log and the
     /// descriptors that a spawned VMM would inherit.
+    ///
+    /// # Errors
+    ///
+    /// If the spare has ended, or the kernel refuses its limits.
     pub fn become_vmm(
         mut self,
         limits: &MonitorLimits,
@@ -209,13 +213,14 @@ impl Drop for Spare {
     }
 }
 
-/// Makes missing spares while no VM starts. `kernel` opens the kernel that most VMs boot.
-pub async fn keep(
+/// Makes missing spares while no VM starts. `kernel` opens the kernel that most VMs boot; `starts` waits
+/// until no VM is starting, and tells whether one was.
+pub async fn keep<F: Future<Output = bool>>(
     spares: Arc<Spares>,
     paths: Paths,
     launcher: Arc<Launcher>,
     kernel: impl Fn() -> Option<File>,
-    is_starting: impl Fn() -> bool,
+    starts: impl Fn() -> F,
 ) {
     // Folders of the spares of an earlier daemon.
     for entry in fs::read_dir(paths.spares()).into_iter().flatten().flatten() {
@@ -226,7 +231,7 @@ pub async fn keep(
     }
     loop {
         while spares.needs_spare() {
-            wait_until_quiet(&is_starting).await;
+            wait_until_quiet(&starts).await;
             let (paths, launcher, kernel) = (paths.clone(), Arc::clone(&launcher), kernel());
             let started =
                 tokio::task::spawn_blocking(move || Spare::start(&paths, &launcher, kernel));
@@ -257,10 +262,10 @@ pub async fn keep(
 
 /// Waits until no VM has been starting for [`QUIET_TIME`], as far as two looks show: requests have
 /// priority, also the answer of a short command, which follows its VM's start.
-async fn wait_until_quiet(is_starting: &impl Fn() -> bool) {
+async fn wait_until_quiet<F: Future<Output = bool>>(starts: &impl Fn() -> F) {
     let mut looks = 0;
     while looks < 2 {
         tokio::time::sleep(QUIET_TIME).await;
-        looks = if is_starting() { 0 } else { looks + 1 };
+        looks = if starts().await { 0 } else { looks + 1 };
     }
 }

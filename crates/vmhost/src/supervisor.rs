@@ -3,26 +3,21 @@
 //! Everything in the guest is untrusted. A connection is used only after a valid hello; an
 //! invalid message closes its connection and has no other effect.
 
-use crate::frames::{self, FrameReader};
+mod connection;
+
 use jiffy_jail::access::open_socket;
-use jiffy_sys::causes;
 use jiffy_sys::durable::remove_any;
-use jiffy_wire::agent::{self, ExecInput, FromGuest, ToGuest};
-use jiffy_wire::frame;
+use jiffy_wire::agent::{ExecInput, FromGuest, ToGuest};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, watch};
-use tokio::time::timeout;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
-/// How long a new connection has to send its hello.
-const HELLO_TIME: Duration = Duration::from_secs(10);
 /// Most connections of one guest at a time.
 const MAX_CONNECTIONS: usize = 8;
 /// Capacity of the queue from a connection to the VM's task; a message has 64 KiB at most.
@@ -192,6 +187,10 @@ impl Supervisor {
 
 /// Binds this socket; replaces any file at its path. The socket is renamed to its path last, so
 /// that a guest which connects meanwhile is never refused for its permissions.
+///
+/// # Errors
+///
+/// If the socket can't be bound, opened to its VMM's user, or renamed.
 pub fn bind(socket: &Path) -> io::Result<UnixListener> {
     let new = socket.with_extension("new");
     let _ = remove_any(&new);
@@ -231,7 +230,7 @@ async fn accept(
         tokio::spawn(async move {
             // Its guest connects when it has booted.
             if stream.readable().await.is_ok() {
-                connection(stream, serial, &vm_id, messages, &complaints).await;
+                connection::serve(stream, serial, &vm_id, messages, &complaints).await;
             }
         });
     }
@@ -251,155 +250,19 @@ async fn accept(
         let (vm_id, messages) = (Arc::clone(&vm_id), messages.clone());
         let complaints = Arc::clone(&complaints);
         tokio::spawn(async move {
-            connection(stream, serial, &vm_id, messages, &complaints).await;
+            connection::serve(stream, serial, &vm_id, messages, &complaints).await;
             drop(place);
         });
     }
 }
 
-async fn connection(
-    stream: UnixStream,
-    serial: u64,
-    vm_id: &str,
-    messages: mpsc::Sender<FromLink>,
-    complaints: &Complaints,
-) {
-    let (input, mut output) = stream.into_split();
-    let mut input = FrameReader::new(input);
-    let hello = timeout(HELLO_TIME, input.next()).await;
-    let (version, pid1_ns, attempt) = match hello {
-        Ok(Ok(Some(FromGuest::Hello {
-            version,
-            vm_id: said,
-            pid1_ns,
-            attempt,
-        }))) if said == vm_id
-            && let Some(version) = agent::negotiated_version(version) =>
-        {
-            (version, pid1_ns, attempt)
-        }
-        Ok(Ok(Some(FromGuest::Hello { version, .. }))) => {
-            if complaints.may_be_logged() {
-                warn!(
-                    vm = vm_id,
-                    version,
-                    "refused a guest's hello: its VM id is wrong or its version is not supported"
-                );
-            }
-            return;
-        }
-        other => {
-            debug!(
-                vm = vm_id,
-                ?other,
-                "a connection without a hello was closed"
-            );
-            return;
-        }
-    };
-    let (send, to_guest) = mpsc::channel(QUEUE);
-    let (stored, stored_seen) = watch::channel(Stored::default());
-    let link = Link {
-        serial,
-        version,
-        send,
-        stored,
-        heard_end: false,
-        room: None,
-    };
-    let hello = FromLink::Hello {
-        link,
-        pid1_ns,
-        attempt,
-    };
-    if messages.send(hello).await.is_err() {
-        return;
-    }
-    let reading = async {
-        loop {
-            match input.next().await {
-                Ok(Some(message)) => {
-                    let message = FromLink::Message(serial, message);
-                    if messages.send(message).await.is_err() {
-                        return;
-                    }
-                }
-                Ok(None) => return,
-                Err(error) => {
-                    if complaints.may_be_logged() {
-                        let error = causes::sentence(&error);
-                        warn!(vm = vm_id, error, "closed a guest's supervisor connection");
-                    }
-                    return;
-                }
-            }
-        }
-    };
-    // Reads and writes concurrently: a guest that blocks one direction must not block the other.
-    tokio::select! {
-        () = reading => {}
-        () = write(&mut output, to_guest, stored_seen) => {}
-    }
-    let _ = messages.send(FromLink::Gone(serial)).await;
-}
-
-/// Writes messages and acknowledgements until the link is dropped.
-async fn write(
-    output: &mut (impl AsyncWriteExt + Unpin),
-    mut to_guest: mpsc::Receiver<ToGuest>,
-    mut stored: watch::Receiver<Stored>,
-) {
-    let mut told = Stored::default();
-    // The welcome must be the first message.
-    match to_guest.recv().await {
-        Some(welcome) if frames::write(output, &welcome).await.is_ok() => {}
-        _ => return,
-    }
-    loop {
-        let mut bytes = Vec::new();
-        let message = tokio::select! {
-            biased;
-            changed = stored.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-                None
-            }
-            message = to_guest.recv() => match message {
-                Some(message) => Some(message),
-                None => return,
-            },
-        };
-        if let Some(message) = message {
-            if frame::encode(&message, &mut bytes).is_err() {
-                continue;
-            }
-        } else {
-            let now = *stored.borrow_and_update();
-            let acknowledge = ToGuest::MainOutputStored {
-                stdout_offset: now.stdout,
-                stderr_offset: now.stderr,
-            };
-            if (now.stdout, now.stderr) != (told.stdout, told.stderr) {
-                let _ = frame::encode(&acknowledge, &mut bytes);
-            }
-            if now.end && !told.end {
-                let _ = frame::encode(&ToGuest::MainEndStored, &mut bytes);
-            }
-            told = now;
-        }
-        if output.write_all(&bytes).await.is_err() {
-            return;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::connection::HELLO_TIME;
     use super::*;
-    use jiffy_wire::agent::Stream;
-    use jiffy_wire::frame::Decoder;
-    use tokio::io::AsyncReadExt;
+    use jiffy_wire::agent::{self, Stream};
+    use jiffy_wire::frame::{self, Decoder};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     fn hello(vm_id: &str) -> Vec<u8> {
         hello_of(agent::VERSION, vm_id)

@@ -63,6 +63,7 @@ use jiffy_wire::disk::CONTENTS;
 use policy::Policy;
 use process::Importer;
 use rustix::fs::{CWD, RenameFlags};
+use std::borrow::Borrow;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
@@ -156,6 +157,10 @@ impl Images {
     }
 
     /// The image that a user means.
+    ///
+    /// # Errors
+    ///
+    /// If the text is neither a name nor a reference, there is no such image, or it can't be used.
     pub async fn resolve(&self, text: &str, registry: Option<&str>) -> Result<Found> {
         let candidates = name::candidates(text, self.registry(registry))?;
         for candidate in &candidates {
@@ -167,6 +172,10 @@ impl Images {
     }
 
     /// Finds an image by its full name; makes the built-in image if needed.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such image, its record can't be read, or its file or chunks are missing.
     pub async fn find(&self, name: &str) -> Result<Found> {
         if name::folder(name).is_err() {
             return Err(missing(name));
@@ -174,8 +183,11 @@ impl Images {
         self.look_up(name).await?.ok_or_else(|| missing(name))
     }
 
-    /// As [`Images::find`], for a VM that starts: refuses an image that lacks a required
-    /// signature.
+    /// As [`Images::find`], for a VM that starts.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Images::find`], or if the image lacks a required signature.
     pub async fn startable(&self, name: &str) -> Result<Found> {
         let found = self.find(name).await?;
         self.policy
@@ -190,6 +202,10 @@ impl Images {
 
     /// Records which keys have signed an image; false if the image's manifest is another one by
     /// now: blocking.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid, or the record can't be written.
     pub fn note_signed(&self, name: &str, manifest: &str, signed_by: &[String]) -> Result<bool> {
         let folder = self.folder_of(name)?;
         let _one = self.changing.blocking_lock();
@@ -254,6 +270,10 @@ impl Images {
     }
 
     /// All images, by name.
+    ///
+    /// # Errors
+    ///
+    /// If the folder can't be read. An image that can't be used is listed with the reason.
     pub fn list(&self) -> Result<Vec<Image>> {
         let mut images = Vec::new();
         let entries = fs::read_dir(&self.folder)
@@ -276,12 +296,20 @@ impl Images {
     }
 
     /// An image as the API shows it.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid.
     pub fn shown(&self, found: &Found) -> Result<Image> {
         let folder = self.folder_of(&found.name)?;
         Ok(self.image(&found.name, &found.record, &folder))
     }
 
-    /// Removes an image; `in_use` fails if a VM needs it.
+    /// Removes an image.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such image, `in_use` fails (a VM needs it), or its folder can't be renamed.
     pub async fn remove<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         name: &str,
@@ -308,11 +336,15 @@ impl Images {
         removed.await.map_err(|error| cut_short(&error))
     }
 
-    /// Removes files of unfinished pulls and pushes of an earlier daemon.
-    pub fn sweep(&self) {
+    /// Removes files of unfinished pulls and pushes of an earlier daemon, and what none of these VMs, all
+    /// that have a folder, uses.
+    pub fn sweep<'a>(
+        &self,
+        vms: impl Iterator<Item = std::result::Result<&'a VmRecord, &'a LoadError>>,
+    ) {
         self.chunks.sweep();
         lazy::sweep(&self.disks);
-        self.collect_garbage();
+        self.collect(vms);
     }
 
     /// Holds the chunks that a root file system is filled from, for a VM whose record does not
@@ -324,6 +356,18 @@ impl Images {
 
     /// Removes chunks and caches that nothing uses any more.
     pub fn collect_garbage(&self) {
+        let entries = std::iter::once_with(|| fs::read_dir(&self.vms));
+        let entries = entries.flatten().flatten().flatten();
+        let vms = entries.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.'));
+        self.collect(vms.map(|entry| VmRecord::load(&entry.path())));
+    }
+
+    /// As [`Images::collect_garbage`], with these VMs' records. They are read after what is held: a VM
+    /// that starts holds its chunks until its record names them.
+    fn collect<R: Borrow<VmRecord>, E: Borrow<LoadError>>(
+        &self,
+        vms: impl Iterator<Item = std::result::Result<R, E>>,
+    ) {
         let mut wanted: HashSet<String> = self.chunks.held().into_iter().collect();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let Some(name) = name::of_folder(&entry.file_name().to_string_lossy()) else {
@@ -350,11 +394,9 @@ impl Images {
                 Err(_) => return,
             }
         }
-        for entry in fs::read_dir(&self.vms).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with('.') {
-                continue;
-            }
-            let record = match VmRecord::load(&entry.path()) {
+        for record in vms {
+            let record = record.as_ref().map(Borrow::borrow).map_err(Borrow::borrow);
+            let record = match record {
                 Ok(record) => record,
                 // An empty record: the VM was never started.
                 Err(LoadError::Empty) => continue,
@@ -362,9 +404,12 @@ impl Images {
                 // The VM may be running and its chunks are not known: nothing may be removed.
                 Err(_) => return,
             };
-            let root = is_active(record.state).then_some(record.root).flatten();
-            let disk = root.and_then(|root| root.lazy);
-            wanted.extend(disk.into_iter().flat_map(|disk| disk.chunks));
+            let root = record.root.as_ref().filter(|_| is_active(record.state));
+            let disk = root.and_then(|root| root.lazy.as_ref());
+            wanted.extend(
+                disk.into_iter()
+                    .flat_map(|disk| disk.chunks.iter().cloned()),
+            );
         }
         // Another packing may have ancestors that the records do not name.
         let named: Vec<String> = wanted.iter().cloned().collect();
@@ -382,6 +427,10 @@ impl Images {
 
     /// Removes pulled images that `in_use` releases: they can be pulled again. Images that the user
     /// imported are kept.
+    ///
+    /// # Errors
+    ///
+    /// If the images can't be listed. One that can't be removed is skipped.
     pub async fn prune<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         in_use: impl Fn(String) -> F,
@@ -408,6 +457,10 @@ impl Images {
     }
 
     /// Writes the record of an image that is being made.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration is not valid, or the record can't be written.
     pub fn complete(&self, temporary: &TempDir, record: &ImageRecord) -> Result<()> {
         config::check(&record.config)?;
         record
@@ -436,8 +489,11 @@ impl Images {
         jiffy_sys::durable::sync_folder_of(&to).map_err(failed)
     }
 
-    /// Publishes a finished image under this name, if the VMs that need the previous one allow
-    /// it.
+    /// Publishes a finished image under this name.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid, `in_use` fails (a VM needs the old image), or a rename fails.
     pub async fn publish<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         name: &str,
@@ -478,6 +534,10 @@ impl Images {
     }
 
     /// The full name of the image that a user means, even if its record can't be read.
+    ///
+    /// # Errors
+    ///
+    /// If the text is neither a name nor a reference, or there is no such image.
     pub fn full_name(&self, text: &str, registry: Option<&str>) -> Result<String> {
         let candidates = name::candidates(text, self.registry(registry))?;
         let is_here = |name: &String| self.folder_of(name).is_ok_and(|path| is_taken(&path));

@@ -1,4 +1,6 @@
 use super::*;
+use crate::model::vm::Spec;
+use jiffy_wire::api::VmState;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::mpsc::channel;
@@ -84,4 +86,39 @@ fn large_folders_are_removed_on_blocking_threads() {
     // The removals that were queued on the blocking thread are done.
     drop(runtime);
     assert_eq!(going(&images.folder), 0);
+}
+
+#[test]
+fn a_sweep_keeps_the_chunks_that_running_vms_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (images, _) = images(folder.path());
+    let root = folder.path().join("root");
+    fs::write(&root, [7; 100_000]).unwrap();
+    let (chunks, held) = images
+        .chunks
+        .make(&Room::default(), &root, None, None)
+        .unwrap();
+    drop(held);
+    let vm = |state| {
+        let mut record = VmRecord::new("0123456789ab".into(), "web".into(), Spec::default(), 3);
+        record.state = state;
+        record.root = Some(Root {
+            path: root.clone(),
+            digest: String::new(),
+            lazy: Some(LazyDisk {
+                chunks: chunks.clone(),
+                ext4: false,
+            }),
+        });
+        Ok(record)
+    };
+    let are_kept = |vms: &[std::result::Result<VmRecord, LoadError>]| {
+        images.sweep(vms.iter().map(|vm| vm.as_ref()));
+        images.chunks.has(&chunks[0])
+    };
+    assert!(are_kept(&[vm(VmState::Running)]));
+    // It may run.
+    assert!(are_kept(&[vm(VmState::Exited), Err(LoadError::Checksum)]));
+    // It was never started.
+    assert!(!are_kept(&[Err(LoadError::Empty), vm(VmState::Exited)]));
 }

@@ -14,11 +14,12 @@ use jiffy_wire::vmm::{DiskLimit, NetLimit, PageSize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Most warnings of a guest that are kept.
 pub const MAX_WARNINGS: usize = 100;
 
-/// Does a VM in this state have a VMM?
+/// Whether a VM in this state has a VMM.
 pub fn is_active(state: VmState) -> bool {
     matches!(
         state,
@@ -51,9 +52,9 @@ pub struct Spec {
     pub command: Option<Command>,
     /// The distribution's own init.
     pub init: Option<Vec<String>>,
-    /// A serial console?
+    /// Whether it has a serial console.
     pub console: bool,
-    /// Remove the VM when it has ended?
+    /// Whether the VM is removed when it has ended.
     pub remove: bool,
     /// Host name, if not the VM's name.
     pub hostname: Option<String>,
@@ -61,9 +62,9 @@ pub struct Spec {
     pub kernel_args: Option<String>,
     /// The features of the host's processor that it may use; `None` for all.
     pub cpu_profile: Option<Wanted>,
-    /// Report the kernel's milestones?
+    /// Whether the kernel's milestones are reported.
     pub timeline: bool,
-    /// Record what its VMM's threads do?
+    /// Whether the activity of its VMM's threads is recorded.
     pub deep: bool,
     /// The snapshot it is restored from at each start.
     pub from: Option<FromSnapshot>,
@@ -201,8 +202,8 @@ pub struct VmRecord {
     pub id: String,
     /// Unique on the node.
     pub name: String,
-    /// What it is made of.
-    pub spec: Spec,
+    /// What it is made of. Shared, because a node may have thousands of hibernated VMs.
+    pub spec: Arc<Spec>,
     /// vsock context id, unique on the node.
     pub cid: u32,
     /// Unix time.
@@ -223,7 +224,7 @@ pub struct VmRecord {
     pub failure: Option<Failure>,
     /// Warnings of the guest's init.
     pub warnings: Vec<String>,
-    /// Position in the log of what the last start wrote.
+    /// Offset in the log, bytes, of what the last start wrote.
     pub log_start: u64,
     /// Where its memory came from at the last start, if it did not boot.
     pub origin: Option<Origin>,
@@ -231,8 +232,6 @@ pub struct VmRecord {
     pub root: Option<Root>,
     /// The memory that the pager serves to it, if its RAM is not mapped.
     pub paged: Option<Paged>,
-    /// Its guest reported that its programs have ended; it is writing its disks back.
-    pub powering_off: bool,
     /// Its addresses, IPv4 first, from its start to its end.
     pub addresses: Vec<IpAddr>,
     /// Its network policy, if that was changed after it was made.
@@ -241,13 +240,33 @@ pub struct VmRecord {
     pub limits: Limits,
 }
 
+/// What is kept of a VM for the next daemon: its record, and the part of its task's phase that nobody
+/// else can report again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// Its record.
+    pub record: VmRecord,
+    /// Its guest has reported that its programs have ended; it is writing its disks back.
+    pub powering_off: bool,
+}
+
+impl From<VmRecord> for Kept {
+    /// Of a VM whose guest does not power off.
+    fn from(record: VmRecord) -> Kept {
+        Kept {
+            record,
+            powering_off: false,
+        }
+    }
+}
+
 impl VmRecord {
     /// A VM that was just made.
-    pub fn new(id: String, name: String, spec: Spec, cid: u32) -> VmRecord {
+    pub fn new(id: String, name: String, spec: impl Into<Arc<Spec>>, cid: u32) -> VmRecord {
         VmRecord {
             id,
             name,
-            spec,
+            spec: spec.into(),
             cid,
             created: unix_seconds(),
             state: VmState::Created,
@@ -262,7 +281,6 @@ impl VmRecord {
             origin: None,
             root: None,
             paged: None,
-            powering_off: false,
             addresses: Vec::new(),
             policy: None,
             limits: Limits::default(),

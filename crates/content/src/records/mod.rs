@@ -41,8 +41,27 @@ pub mod vm;
 use std::collections::BTreeMap;
 
 /// Converts a saved type into the program's, and back, field by field, each in
-/// the way that is named: [`same`], [`into`], [`opt`], [`list`] or [`map`].
+/// the way that is named: [`same`], [`into`], [`opt`], [`list`] or [`map`]. A saved type may hold
+/// the fields of one of the program's types that is a field of another: that is `around` it.
 macro_rules! both_ways {
+    ($saved:path, $live:path { $($beside:ident),* }
+     around $inner:ident: $whole:path { $($field:ident: $how:ident),* $(,)? }) => {
+        impl From<$live> for $saved {
+            fn from(live: $live) -> Self {
+                type Whole = $whole;
+                let $live { $inner: Whole { $($field),* }, $($beside),* } = live;
+                $saved { $($field: crate::records::$how($field),)* $($beside),* }
+            }
+        }
+        impl From<$saved> for $live {
+            fn from(saved: $saved) -> Self {
+                let $saved { $($field,)* $($beside),* } = saved;
+                type Whole = $whole;
+                let $inner = Whole { $($field: crate::records::$how($field)),* };
+                $live { $inner, $($beside),* }
+            }
+        }
+    };
     ($saved:path, $live:path { $($field:ident: $how:ident),* $(,)? }) => {
         impl From<$live> for $saved {
             fn from(live: $live) -> Self {

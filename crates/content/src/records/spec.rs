@@ -7,6 +7,7 @@ use jiffy_wire::{agent, api, vmm};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 /// See [`live::Spec`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +95,18 @@ both_ways!(
         priority: into,
     }
 );
+
+impl From<Arc<live::Spec>> for Spec {
+    fn from(live: Arc<live::Spec>) -> Spec {
+        Arc::unwrap_or_clone(live).into()
+    }
+}
+
+impl From<Spec> for Arc<live::Spec> {
+    fn from(saved: Spec) -> Arc<live::Spec> {
+        Arc::new(saved.into())
+    }
+}
 
 /// See [`api::Priority`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

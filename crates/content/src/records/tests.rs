@@ -11,7 +11,9 @@ use crate::model::image::ImageRecord;
 use crate::model::image::LazyDisk;
 use crate::model::network::Networks;
 use crate::model::snapshot::Manifest;
-use crate::model::vm::{Failure, FromSnapshot, MainEnd, MainState, Paged, Root, Spec, VmRecord};
+use crate::model::vm::{
+    Failure, FromSnapshot, Kept, MainEnd, MainState, Paged, Root, Spec, VmRecord,
+};
 use jiffy_sys::stamp::Stamp;
 use jiffy_wire::agent::{Command, ExitStatus, StartError, StartFailure, WindowSize};
 use jiffy_wire::api::{self, ImageConfig, ImageSource, MemoryForm, RootDisk, VmState, VolumeUse};
@@ -25,6 +27,7 @@ use std::fmt::Debug;
 use std::fs;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -136,8 +139,8 @@ fn spec() -> Spec {
 /// A VM with an owner and a priority in the queue.
 fn with_a_priority() -> VmRecord {
     let mut vm = vm();
-    vm.spec.owner = Some(text("team-a"));
-    vm.spec.priority = api::Priority::High;
+    spec_of(&mut vm).owner = Some(text("team-a"));
+    spec_of(&mut vm).priority = api::Priority::High;
     vm
 }
 
@@ -150,7 +153,7 @@ fn with_limits() -> VmRecord {
         bytes_burst: NonZeroU64::new(1 << 16),
         packets_burst: NonZeroU64::new(10),
     };
-    vm.spec.network.as_mut().unwrap().limit = network;
+    spec_of(&mut vm).network.as_mut().unwrap().limit = network;
     vm.limits = api::Limits {
         root: Some(limit()),
         volumes: BTreeMap::from([(text("data"), DiskLimit::default())]),
@@ -164,7 +167,7 @@ fn with_limits() -> VmRecord {
 /// A VM whose number of vCPUs was changed.
 fn with_other_cpus() -> VmRecord {
     let mut vm = vm();
-    vm.spec.max_cpus = Some(8);
+    spec_of(&mut vm).max_cpus = Some(8);
     vm.limits.cpus = Some(4);
     vm
 }
@@ -172,7 +175,7 @@ fn with_other_cpus() -> VmRecord {
 /// A VM whose activity is recorded.
 fn with_a_deep_timeline() -> VmRecord {
     let mut vm = vm();
-    vm.spec.deep = true;
+    spec_of(&mut vm).deep = true;
     vm
 }
 
@@ -185,21 +188,21 @@ fn with_folders() -> VmRecord {
         read_only,
         capture: false,
     };
-    vm.spec.folders = vec![folder("/a", "/b", false), folder("/home/me/c", "/d", true)];
+    spec_of(&mut vm).folders = vec![folder("/a", "/b", false), folder("/home/me/c", "/d", true)];
     vm
 }
 
 /// A VM that shares a folder of the host and may be captured.
 fn with_a_captured_folder() -> VmRecord {
     let mut vm = with_folders();
-    vm.spec.folders[1].capture = true;
+    spec_of(&mut vm).folders[1].capture = true;
     vm
 }
 
 /// A VM whose memory was changed.
 fn with_other_memory() -> VmRecord {
     let mut vm = vm();
-    vm.spec.max_memory_mib = Some(1024);
+    spec_of(&mut vm).max_memory_mib = Some(1024);
     vm.limits.memory_mib = Some(512);
     vm
 }
@@ -207,7 +210,7 @@ fn with_other_memory() -> VmRecord {
 /// A VM that sleeps when it is idle.
 fn with_an_idle_time() -> VmRecord {
     let mut vm = vm();
-    vm.spec.idle = Some(api::IdlePolicy {
+    spec_of(&mut vm).idle = Some(api::IdlePolicy {
         after_s: 300,
         action: api::IdleAction::Stop,
     });
@@ -221,7 +224,7 @@ fn on_a_network() -> VmRecord {
         deny: vec![text("all")],
     };
     let mut vm = vm();
-    vm.spec.network = Some(api::NetworkUse {
+    spec_of(&mut vm).network = Some(api::NetworkUse {
         name: Some(text("default")),
         ports: vec![text("127.0.0.1:8080:80/tcp")],
         publish_all: true,
@@ -240,7 +243,7 @@ fn on_a_network() -> VmRecord {
 /// One that the proxy reaches at a few ports: of release 0.2 and later.
 fn with_ports_for_the_proxy() -> VmRecord {
     let mut vm = on_a_network();
-    let network = vm.spec.network.as_mut().unwrap();
+    let network = spec_of(&mut vm).network.as_mut().unwrap();
     network.proxy_ports = Some(vec![text("3000"), text("8000-8100")]);
     vm
 }
@@ -259,7 +262,7 @@ fn profile() -> Profile {
 /// A VM with a CPU profile, as 0.2 and later know it.
 fn with_a_profile() -> VmRecord {
     let mut vm = vm();
-    vm.spec.cpu_profile = Some(Wanted::Named(text("x86-64-v2")));
+    spec_of(&mut vm).cpu_profile = Some(Wanted::Named(text("x86-64-v2")));
     vm
 }
 
@@ -285,11 +288,22 @@ fn failure() -> Failure {
     }
 }
 
+fn kept(record: VmRecord) -> Kept {
+    Kept {
+        record,
+        powering_off: true,
+    }
+}
+
+fn spec_of(vm: &mut VmRecord) -> &mut Spec {
+    Arc::make_mut(&mut vm.spec)
+}
+
 fn vm() -> VmRecord {
     VmRecord {
         id: text("0123456789ab"),
         name: text("web"),
-        spec: spec(),
+        spec: spec().into(),
         cid: 3,
         created: 1,
         state: VmState::Exited,
@@ -312,7 +326,6 @@ fn vm() -> VmRecord {
             record: Some(PathBuf::from("/d/snapshots/warm/recording")),
             prefetch: true,
         }),
-        powering_off: true,
         addresses: Vec::new(),
         policy: None,
         limits: api::Limits::default(),
@@ -378,8 +391,13 @@ fn image() -> ImageRecord {
 
 #[test]
 fn records_of_vms_do_not_drift() {
-    let save = |path: &Path, vm| super::vm::save(path.parent().unwrap(), vm, false).unwrap();
-    let load = |path: &Path| super::vm::load(path.parent().unwrap());
+    let save = |path: &Path, vm| super::vm::save(path.parent().unwrap(), kept(vm), false).unwrap();
+    let load = |path: &Path| {
+        super::vm::load(path.parent().unwrap()).map(|read| {
+            assert!(read.powering_off);
+            read.record
+        })
+    };
     does_not_drift("vm-1.json", "vm.json", &vm(), save, load);
     does_not_drift("vm-1-network.json", "vm.json", &on_a_network(), save, load);
     does_not_drift("vm-1-cpu.json", "vm.json", &with_a_profile(), save, load);
@@ -479,10 +497,12 @@ fn every_vm_state_survives_a_round_trip() {
         vm.state = state;
         vm.main = main;
         vm.origin = origins[at % origins.len()].clone();
-        vm.spec.root_disk = disks[at % disks.len()].clone();
-        vm.spec.pages = pages[at % pages.len()];
-        super::vm::save(folder, vm.clone(), false).unwrap();
-        assert_eq!(super::vm::load(folder).unwrap(), vm);
+        spec_of(&mut vm).root_disk = disks[at % disks.len()].clone();
+        spec_of(&mut vm).pages = pages[at % pages.len()];
+        for kept in [kept(vm.clone()), vm.into()] {
+            super::vm::save(folder, kept.clone(), false).unwrap();
+            assert_eq!(super::vm::load(folder).unwrap(), kept);
+        }
     }
 }
 
@@ -501,10 +521,10 @@ fn an_unknown_field_is_ignored_and_an_unknown_version_is_refused() {
         fs::write(&path, text).unwrap();
         super::vm::load(folder.path())
     };
-    assert_eq!(write(1, content).unwrap(), vm());
+    assert_eq!(write(1, content).unwrap(), kept(vm()));
     let novel = content.replacen('{', r#"{"novelty":[1],"#, 1);
     let novel = novel.replacen(r#""read_only""#, r#""novelty":1,"read_only""#, 1);
-    assert_eq!(write(1, &novel).unwrap(), vm());
+    assert_eq!(write(1, &novel).unwrap(), kept(vm()));
     for content in [content, &novel, r#"{"name":"web","else":{}}"#] {
         let refused = write(2, content).unwrap_err();
         assert!(refused.is_newer(), "{refused}");

@@ -16,7 +16,7 @@ const FORMAT: &str = "jiffy-vm";
 const VERSION: u32 = 1;
 const FILE: &str = "vm.json";
 
-/// See [`live::VmRecord`].
+/// See [`live::Kept`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vm {
     id: String,
@@ -50,7 +50,8 @@ pub struct Vm {
 }
 both_ways!(
     Vm,
-    live::VmRecord {
+    live::Kept { powering_off }
+    around record: live::VmRecord {
         id: same,
         name: same,
         spec: into,
@@ -68,7 +69,6 @@ both_ways!(
         origin: opt,
         root: opt,
         paged: opt,
-        powering_off: same,
         addresses: same,
         policy: opt,
         limits: into,
@@ -385,27 +385,46 @@ both_ways!(
     }
 );
 
-impl live::VmRecord {
+impl live::Kept {
     /// Writes it into the VM's folder. A VM that is removed at its end anyway
     /// need not survive a crash of the host, which ends it.
-    pub fn save(&self, folder: &Path) -> io::Result<()> {
-        save(folder, self.clone(), !self.spec.remove)
-    }
-
-    /// Reads what [`live::VmRecord::save`] wrote.
-    pub fn load(folder: &Path) -> Result<live::VmRecord, LoadError> {
-        load(folder)
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be written, synced or renamed.
+    pub fn save(self, folder: &Path) -> io::Result<()> {
+        let sync = !self.record.spec.remove;
+        save(folder, self, sync)
     }
 }
 
-/// Writes a VM's record into its folder.
-pub fn save(folder: &Path, record: live::VmRecord, sync: bool) -> io::Result<()> {
-    let saved = Vm::from(record);
+impl live::VmRecord {
+    /// The record of what [`live::Kept::save`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, is damaged, or is of another version.
+    pub fn load(folder: &Path) -> Result<live::VmRecord, LoadError> {
+        load(folder).map(|kept| kept.record)
+    }
+}
+
+/// Writes what is kept of a VM into its folder.
+///
+/// # Errors
+///
+/// If the file can't be written, synced or renamed.
+pub fn save(folder: &Path, kept: live::Kept, sync: bool) -> io::Result<()> {
+    let saved = Vm::from(kept);
     durable::save(&folder.join(FILE), FORMAT, VERSION, &saved, sync)
 }
 
 /// Reads what [`save`] wrote.
-pub fn load(folder: &Path) -> Result<live::VmRecord, LoadError> {
+///
+/// # Errors
+///
+/// If the file can't be read, is damaged, or is of another version.
+pub fn load(folder: &Path) -> Result<live::Kept, LoadError> {
     durable::load::<Vm>(&folder.join(FILE), FORMAT, VERSION).map(Into::into)
 }
 

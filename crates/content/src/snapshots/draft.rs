@@ -12,7 +12,6 @@ use crate::model::vm::Root;
 use crate::paths::{make_volumes, volume_in};
 use crate::room::disk::Room;
 use jiffy_sys::priority::{AWAITED, lowered};
-use jiffy_wire::api::MemoryForm;
 use rustix::fs::{CWD, RenameFlags};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -30,21 +29,27 @@ pub struct Draft {
     root_tables: Option<Arc<RootTables>>,
     /// Added to the nice value of the threads that write.
     nice: i32,
+    /// RAM is written as it is if it has at most so many bytes of data.
+    raw_up_to: Option<u64>,
 }
 
-/// Bytes that a capture takes on disk.
+/// A capture as it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bytes {
+pub struct Written {
     /// RAM.
-    pub memory: u64,
-    /// Other captures' images of RAM that this one's is built on.
+    pub memory: memory::Written,
+    /// Bytes of other captures' images of RAM that this one's is built on.
     pub shared: u64,
-    /// Its other files.
+    /// Bytes of its other files.
     pub other: u64,
 }
 
 impl Draft {
     /// An empty draft in the folder of `beside`, on a disk with this room.
+    ///
+    /// # Errors
+    ///
+    /// If the folder can't be made.
     pub fn new(beside: &Path, room: &Arc<Room>) -> Result<Draft> {
         let folder = tempfile::Builder::new()
             .prefix(".new-")
@@ -56,6 +61,7 @@ impl Draft {
             base: None,
             root_tables: None,
             nice: AWAITED,
+            raw_up_to: None,
         })
     }
 
@@ -74,12 +80,22 @@ impl Draft {
         self.nice = nice;
     }
 
+    /// RAM with at most so many bytes of data is written as it is; without this call, all of it is
+    /// compressed.
+    pub fn keep_raw(&mut self, up_to: u64) {
+        self.raw_up_to = Some(up_to);
+    }
+
     /// The temporary folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
     /// Clones these volumes, by name: blocking. They must not be written to meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If a volume can't be opened, the file system can't clone files, or the clone can't be made.
     pub fn clone_volumes<'a>(
         &self,
         volumes: impl Iterator<Item = (&'a str, &'a Path)>,
@@ -88,21 +104,16 @@ impl Draft {
     }
 
     /// Hard-links the image's file, if it is to be kept, and writes state and RAM: blocking.
-    pub fn write(
-        &self,
-        captured: &Captured,
-        form: MemoryForm,
-        root: Option<&Root>,
-    ) -> Result<Bytes> {
-        lowered(self.nice, || self.write_now(captured, form, root))
+    ///
+    /// # Errors
+    ///
+    /// If the VMM's state or RAM can't be read, there is no room, or a file can't be written or
+    /// linked.
+    pub fn write(&self, captured: &Captured, root: Option<&Root>) -> Result<Written> {
+        lowered(self.nice, || self.write_now(captured, root))
     }
 
-    fn write_now(
-        &self,
-        captured: &Captured,
-        form: MemoryForm,
-        root: Option<&Root>,
-    ) -> Result<Bytes> {
+    fn write_now(&self, captured: &Captured, root: Option<&Root>) -> Result<Written> {
         let folder = self.path();
         let path = folder.join("state");
         let failed = |error: io::Error| Error::io("write a VM's state", &path, &error);
@@ -118,9 +129,8 @@ impl Draft {
         file.write_all(&state)
             .and_then(|()| file.sync_all())
             .map_err(failed)?;
-        let target = memory::file_in(folder, form);
         let dedup_sources = self.dedup_sources(root)?;
-        let memory = memory::write(&target, form, captured, dedup_sources, &self.room)?;
+        let memory = memory::write(folder, self.raw_up_to, captured, dedup_sources, &self.room)?;
         let shared = memory::bases_in(folder)
             .iter()
             .map(|path| memory::bytes_of(path).unwrap_or(0))
@@ -133,7 +143,7 @@ impl Draft {
             // The clone shares its blocks at first; this is the most it can come to take.
             other += memory::bytes_of(&path).unwrap_or(0);
         }
-        Ok(Bytes {
+        Ok(Written {
             memory,
             shared,
             other,
@@ -163,6 +173,11 @@ impl Draft {
 
     /// Writes the manifest, syncs everything and renames the folder to `to`: blocking. `to` must
     /// be free unless `replace`.
+    ///
+    /// # Errors
+    ///
+    /// If there is a capture of that name and `replace` is false, or the manifest can't be written
+    /// or the folder renamed.
     pub fn name(self, to: &Path, manifest: &Manifest, replace: bool) -> Result<Saved> {
         let failed = |error: io::Error| Error::io("name a snapshot", to, &error);
         manifest.save(self.path()).map_err(failed)?;
@@ -196,6 +211,10 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Clones volumes into the folder `volumes` in `folder`: blocking.
+///
+/// # Errors
+///
+/// As for [`Draft::clone_volumes`].
 pub fn clone_volumes<'a>(
     folder: &Path,
     volumes: impl Iterator<Item = (&'a str, &'a Path)>,

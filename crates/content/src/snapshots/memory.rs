@@ -47,6 +47,49 @@ pub fn file_in(folder: &Path, form: MemoryForm) -> PathBuf {
     })
 }
 
+/// RAM as it was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// The form of its file.
+    pub form: MemoryForm,
+    /// Bytes that it takes on disk.
+    pub bytes: u64,
+}
+
+/// RAM of a captured VM. The layout and the layers are asked only once which ranges have data.
+struct CapturedRam {
+    file: LayeredFile,
+    data: Vec<Range<u64>>,
+}
+
+impl CapturedRam {
+    fn of(captured: &Captured) -> io::Result<CapturedRam> {
+        let layout = captured.layout()?;
+        let layers = captured
+            .layers
+            .iter()
+            .map(|layer| Ok(File::from(layer.try_clone()?)))
+            .collect::<io::Result<Vec<_>>>()?;
+        let file = LayeredFile::new(layers, &layout)?;
+        let data = file.data_ranges()?;
+        Ok(CapturedRam { file, data })
+    }
+}
+
+impl ChunkSource for CapturedRam {
+    fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_at(offset, buffer)
+    }
+
+    fn data_ranges(&self) -> io::Result<Vec<Range<u64>>> {
+        Ok(self.data.clone())
+    }
+}
+
 /// RAM or a disk of which the room for what was read is given back: what is read is written at once.
 struct Reserving<'a, S> {
     source: &'a S,
@@ -73,20 +116,15 @@ impl<S: ChunkSource> ChunkSource for Reserving<'_, S> {
     }
 }
 
-/// Bytes of the chunks of RAM or a disk that are no holes.
-fn bytes_of_data(source: &impl ChunkSource, chunk: u64) -> io::Result<u64> {
+/// Bytes of the chunks of RAM or a disk that have data.
+fn bytes_in(data: &[Range<u64>], chunk: u64) -> u64 {
     let (mut bytes, mut end) = (0, 0);
-    for range in source.data_ranges()? {
+    for range in data {
         let start = (range.start / chunk * chunk).max(end);
         end = range.end.next_multiple_of(chunk);
         bytes += end - start;
     }
-    Ok(bytes)
-}
-
-/// Bytes of a captured VM's RAM that are not holes: blocking.
-pub fn data_bytes(captured: &Captured) -> Result<u64> {
-    bytes_of_data(&ram_of(captured)?, PAGE).map_err(unreadable)
+    bytes
 }
 
 fn unreadable(error: io::Error) -> Error {
@@ -95,39 +133,34 @@ fn unreadable(error: io::Error) -> Error {
     ))
 }
 
-fn ram_of(captured: &Captured) -> Result<LayeredFile> {
-    let layout = captured.layout().map_err(unreadable)?;
-    let layers = captured
-        .layers
-        .iter()
-        .map(|layer| Ok(File::from(layer.try_clone()?)))
-        .collect::<io::Result<Vec<_>>>()
-        .map_err(unreadable)?;
-    LayeredFile::new(layers, &layout).map_err(unreadable)
-}
-
-/// Writes RAM, synced, and returns the bytes it takes on disk, or refuses if there may be no room:
-/// blocking.
+/// Writes RAM into a capture's folder, synced, or refuses if there may be no room: blocking. It is
+/// written as it is if at most `raw_up_to` bytes of it are no holes.
+///
+/// # Errors
+///
+/// If the layout or a layer can't be read, there may be no room, or the file can't be written.
 pub fn write(
-    target: &Path,
-    form: MemoryForm,
+    folder: &Path,
+    raw_up_to: Option<u64>,
     captured: &Captured,
     sources: DedupSources<'_>,
     room: &Room,
-) -> Result<u64> {
-    let ram = ram_of(captured)?;
+) -> Result<Written> {
+    let ram = CapturedRam::of(captured).map_err(unreadable)?;
+    let form = match raw_up_to {
+        Some(most) if bytes_in(&ram.data, PAGE) <= most => MemoryForm::Raw,
+        _ => MemoryForm::Image,
+    };
+    let target = &file_in(folder, form);
     let base = sources.base.filter(|_| form == MemoryForm::Image);
-    let base = base.and_then(|base| {
-        let folder = target.parent().unwrap_or(Path::new("."));
-        built_on(base, folder, ram.size(), sources.root)
-    });
+    let base = base.and_then(|base| built_on(base, folder, ram.size(), sources.root));
     let options = options(base);
     let unread = Arc::new(AtomicU64::new(0));
     // How much differs from a parent is known only when all is compared.
     let _room = match options.parent {
         Some(_) => None,
         None => {
-            let bytes = bytes_of_data(&ram, options.chunk_size.into()).map_err(unreadable)?;
+            let bytes = bytes_in(&ram.data, options.chunk_size.into());
             unread.store(bytes, Ordering::Relaxed);
             let what = "The memory of the VM needs up to";
             Some(room.reserve(target, what, unread.clone())?)
@@ -148,7 +181,9 @@ pub fn write(
         }
     };
     written.map_err(|error| write_failed(target, &error))?;
-    bytes_of(target).map_err(|error| Error::io("look at a snapshot", target, &error))
+    let bytes = bytes_of(target);
+    let bytes = bytes.map_err(|error| Error::io("look at a snapshot", target, &error))?;
+    Ok(Written { form, bytes })
 }
 
 /// Writes an image's contents as a plain file, or refuses if there may be no room: blocking. `what`
@@ -156,7 +191,7 @@ pub fn write(
 pub(super) fn unpack(target: &Path, image: &ImageReader, room: &Room, what: &str) -> Result<()> {
     let contents = Contents(image);
     let unreadable = |error: io::Error| Error::io("store a VM's disk", target, &error);
-    let bytes = bytes_of_data(&contents, 1).map_err(unreadable)?;
+    let bytes = bytes_in(&contents.data_ranges().map_err(unreadable)?, 1);
     let unread = Arc::new(AtomicU64::new(bytes));
     let _room = room.reserve(target, what, unread.clone())?;
     let source = Reserving {
@@ -167,8 +202,11 @@ pub(super) fn unpack(target: &Path, image: &ImageReader, room: &Room, what: &str
     Ok(())
 }
 
-/// Checks that RAM's image and all its ancestors have a version that this release reads; the
-/// error is a sentence without its full stop.
+/// Checks that RAM's image and all its ancestors have a version that this release reads.
+///
+/// # Errors
+///
+/// If one can't be read, or is of another version: a sentence without its full stop.
 pub fn check(path: &Path) -> std::result::Result<(), String> {
     let mut path = path.to_owned();
     for _ in 0..=MAX_GENERATIONS {
@@ -244,7 +282,7 @@ fn link_all(
     open(&folder.join(base_name(&reader.id().to_string()))).map(Some)
 }
 
-/// Do an image and all its ancestors refer only to the root file system with this digest?
+/// Whether an image and all its ancestors refer only to the root file system with this digest.
 fn all_refer_to(image: &ImageReader, root: &str) -> bool {
     let mut generation = Some(image);
     while let Some(image) = generation {
@@ -278,6 +316,10 @@ pub fn bases_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Writes an image without parents and backing file: blocking. Its id stays the same.
+///
+/// # Errors
+///
+/// If the image can't be read or is damaged, or `target` can't be written.
 pub fn write_whole(image: &ImageReader, target: &Path) -> Result<()> {
     let whole = options_of(image)
         .map(|options| WriteOptions {
@@ -294,6 +336,10 @@ pub fn write_whole(image: &ImageReader, target: &Path) -> Result<()> {
 }
 
 /// Bytes a file takes on disk.
+///
+/// # Errors
+///
+/// If `stat` fails.
 pub fn bytes_of(path: &Path) -> io::Result<u64> {
     Ok(std::fs::metadata(path)?.blocks() * 512)
 }
@@ -309,8 +355,12 @@ pub fn write_failed(target: &Path, error: &WriteError) -> Error {
     Error::internal(format!("The VM's memory can't be written: {text}."))
 }
 
-/// Rewrites an image so that the chunks of its recording come first: blocking. After an error the
-/// image is unchanged.
+/// Rewrites an image so that the chunks of its recording come first: blocking.
+///
+/// # Errors
+///
+/// If the recording can't be read or is of another image, or the image can't be read or written.
+/// The image is then unchanged.
 pub fn optimise(path: &Path, recording: &Path) -> Result<()> {
     let unreadable = |why: &dyn std::fmt::Display| {
         Error::internal(format!(
@@ -325,6 +375,10 @@ pub fn optimise(path: &Path, recording: &Path) -> Result<()> {
 }
 
 /// Bytes of the chunks of an image of RAM that are not all zeros: blocking.
+///
+/// # Errors
+///
+/// If the image can't be opened, or its table of chunks is damaged.
 pub fn filled_bytes(image: &Path) -> std::result::Result<u64, ImageError> {
     let image = ImageReader::open(image)?;
     let mut filled = 0;
@@ -339,6 +393,8 @@ pub fn filled_bytes(image: &Path) -> std::result::Result<u64, ImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_sys::memfd::{self, Pages};
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn nonzero_bytes_of_an_image_are_counted_in_whole_chunks() {
@@ -355,6 +411,43 @@ mod tests {
         assert_eq!(filled_bytes(&path).unwrap(), (512 << 10) + 8192);
         fs::write(&path, "none").unwrap();
         filled_bytes(&path).unwrap_err();
+    }
+
+    #[test]
+    fn ram_with_little_data_is_written_as_it_is() {
+        const RAM: u64 = 1 << 20;
+        let memfd = |bytes: &[u8], size| {
+            let file = memfd::create("test", size, Pages::Small).unwrap();
+            file.write_all_at(bytes, 0).unwrap();
+            Arc::new(file.into())
+        };
+        let layout = format!("{{\"size\":{RAM},\"covers\":[]}}");
+        let layout = memfd(layout.as_bytes(), layout.len() as u64);
+        let captured = Captured {
+            state: Arc::clone(&layout),
+            layout,
+            layers: vec![memfd(&[7; 2 * PAGE as usize], RAM)],
+            ram: RAM,
+            pause_ns: 0,
+        };
+        let cases = [
+            (None, MemoryForm::Image),
+            (Some(2 * PAGE - 1), MemoryForm::Image),
+            (Some(2 * PAGE), MemoryForm::Raw),
+        ];
+        for (raw_up_to, form) in cases {
+            let folder = tempfile::tempdir().unwrap();
+            let sources = DedupSources {
+                base: None,
+                root: "",
+                backing: None,
+            };
+            let room = Room::default();
+            let written = write(folder.path(), raw_up_to, &captured, sources, &room).unwrap();
+            let file = file_in(folder.path(), form);
+            assert_eq!((written.form, file.exists()), (form, true));
+            assert_eq!(written.bytes, bytes_of(&file).unwrap());
+        }
     }
 
     #[test]

@@ -91,15 +91,7 @@ fn begin_snapshot(
     }
     let draft = Draft::new(&images.snapshots, &images.room)?;
     let folder = draft.path();
-    let state = file_of(artifact, remote::STATE)?;
-    if state.size() > remote::MAX_STATE {
-        return Err(Error::registry(format!(
-            "The state of the snapshot {} has {} bytes; at most {} are accepted.",
-            artifact.reference(),
-            state.size(),
-            remote::MAX_STATE
-        )));
-    }
+    let state = state_of(artifact)?;
     let mut whole = state.size();
     for disk in &disks {
         whole = whole.saturating_add(disk.bytes(&images.chunks)?);
@@ -153,6 +145,20 @@ fn begin_snapshot(
         fetched,
         leases,
     })))
+}
+
+/// The state of a snapshot's VM.
+fn state_of(artifact: &RemoteArtifact) -> Result<&RemoteFile> {
+    let state = file_of(artifact, remote::STATE)?;
+    match state.size() > remote::MAX_STATE {
+        false => Ok(state),
+        true => Err(Error::registry(format!(
+            "The state of the snapshot {} has {} bytes; at most {} are accepted.",
+            artifact.reference(),
+            state.size(),
+            remote::MAX_STATE
+        ))),
+    }
 }
 
 /// The writable disks of a snapshot's VM.

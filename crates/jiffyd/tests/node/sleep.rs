@@ -215,6 +215,55 @@ fn a_failed_wake_leaves_a_hibernated_vm() {
 }
 
 #[test]
+fn after_a_start_a_vm_that_cant_be_woken_is_told_until_it_can() {
+    let mut daemon = Daemon::with(&["--spare", "0", "--standby", "0"]);
+    for name in ["box", "other"] {
+        daemon.run_detached(named(name, counter())).json::<Vm>();
+        daemon
+            .post(&format!("/v1/vms/{name}/hibernate"), b"")
+            .json::<Hibernated>();
+    }
+    let state = daemon
+        .vm_folder(&daemon.vm("box").id)
+        .join("hibernated/state");
+    daemon.shut_down();
+    let good = fs::read(&state).unwrap();
+    fs::remove_file(&state).unwrap();
+    let gone = format!(
+        "The memory of the VM box can't be read: {} is missing.",
+        state.display()
+    );
+    // The first request shows it: a list, and one VM.
+    daemon.up();
+    let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    let error = |name: &str| all.iter().find(|vm| vm.name == name).unwrap().error.clone();
+    assert_eq!((error("box"), error("other")), (Some(gone.clone()), None));
+    daemon.shut_down();
+    daemon.up();
+    assert_eq!(daemon.vm("box").error, Some(gone));
+    assert_eq!(daemon.vm("other").error, None);
+    let error = daemon
+        .post("/v1/vms/box/wake", b"")
+        .error(ErrorKind::Internal);
+    assert!(error.message.contains("is missing"), "{}", error.message);
+    // Nobody asks: the log says it.
+    daemon.shut_down();
+    let log = daemon.folder.path().join("jiffyd.log");
+    let before = fs::read_to_string(&log).unwrap().len();
+    daemon.up();
+    eventually("it is logged", || {
+        let told = "a VM can't be woken vm=box ";
+        fs::read_to_string(&log).unwrap()[before..].contains(told)
+    });
+    fs::write(&state, good).unwrap();
+    let woken: Vm = daemon.post("/v1/vms/box/wake", b"").json();
+    assert_eq!((woken.state, woken.error), (VmState::Running, None));
+    let slept: Hibernated = daemon.post("/v1/vms/box/hibernate", b"").json();
+    assert_eq!(slept.vm.error, None);
+    assert_eq!(daemon.vm("box").error, None);
+}
+
+#[test]
 fn a_vm_that_is_not_awake_in_time_stays_hibernated() {
     let daemon = Daemon::with(&["--start-timeout", "1"]);
     let folder = held_asleep(&daemon, counter_command());

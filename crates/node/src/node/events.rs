@@ -25,6 +25,10 @@ struct Of {
 
 impl Node {
     /// Events from now on; only of one VM, if one is given.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such VM.
     pub fn events(&self, vm: Option<&str>) -> Result<Events> {
         let subscription = self.host.events.subscribe();
         let vm = vm.map(|vm| self.registry.find(vm)).transpose()?;
@@ -85,6 +89,7 @@ mod tests {
     use super::*;
     use jiffy_content::model::vm::{Spec, VmRecord};
     use jiffy_vmhost::events::EventBus;
+    use std::sync::Arc;
 
     fn view_of(record: &VmRecord) -> View {
         View {
@@ -93,6 +98,7 @@ mod tests {
             main_pid: None,
             failure: None,
             log_start: 0,
+            wakes: false,
             held_up: None,
             root: None,
             paged: None,
@@ -132,7 +138,7 @@ mod tests {
         assert_eq!(events_of_removed(&vm, 0).await, both);
         assert_eq!(events_of_removed(&vm, 100).await, both);
         assert_eq!(events_of_removed(&vm, 5000).await, [Action::Missed]);
-        vm.spec.hidden = true;
+        Arc::make_mut(&mut vm.spec).hidden = true;
         assert_eq!(events_of_removed(&vm, 0).await, []);
     }
 }

@@ -12,6 +12,10 @@ use tracing::{info, warn};
 
 impl Node {
     /// All images; the built-in one is made if it isn't there.
+    ///
+    /// # Errors
+    ///
+    /// If the folder of images can't be read.
     pub async fn list_images(&self) -> Result<Vec<Image>> {
         if let Err(error) = self.images.find(BASE).await {
             warn!(%error, "the built-in image is missing");
@@ -21,6 +25,11 @@ impl Node {
 
     /// Makes an image of a tar. If the client leaves before it has a name, there is none; after that
     /// it is told.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid, the tar is not an image, there is no disk space, or a VM needs the
+    /// image of this name.
     pub async fn import_image(
         self: &Arc<Self>,
         name: &str,
@@ -47,6 +56,10 @@ impl Node {
     }
 
     /// One image, with the VMs that need it.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid, or there is no such image.
     pub async fn inspect_image(&self, name: &str, registry: Option<&str>) -> Result<Image> {
         let found = self.images.resolve(name, registry).await?;
         let mut image = self.images.shown(&found)?;
@@ -65,6 +78,10 @@ impl Node {
     }
 
     /// Removes images that can be pulled again and that no VM needs.
+    ///
+    /// # Errors
+    ///
+    /// If the folder of images can't be read; an image that can't be removed is kept.
     pub async fn prune_images(self: &Arc<Self>) -> Result<Pruned> {
         self.end_hidden_vms(|spec| spec.image.contains('/')).await;
         let all = Arc::clone(self);
@@ -84,6 +101,10 @@ impl Node {
 
     /// Removes an image, and its golden snapshots. Once that has begun, it is done and told also if
     /// the client leaves.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid, there is no such image, or a VM needs it.
     pub async fn remove_image(self: &Arc<Self>, name: &str, registry: Option<&str>) -> Result<()> {
         let name = self.images.full_name(name, registry)?;
         self.release_image(&name).await;
@@ -100,6 +121,7 @@ impl Node {
     /// The image of this name is another one now, or was removed.
     pub(crate) fn image_changed(&self, name: &str, action: Action) {
         self.goldens.forget_image(name);
+        self.caches_changed();
         self.host.events.publish(Subject::Image, action, name);
     }
 

@@ -7,11 +7,10 @@ use jiffy_content::error::{Error, Result};
 use jiffy_vmhost::activity::Use;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::network::InboundConnection;
-use jiffy_wire::api::{ErrorKind, VmState};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 /// How long a connection waits until its VM is awake, besides its wait for memory and vCPUs.
@@ -51,9 +50,13 @@ async fn forward_connection(node: Arc<Node>, vm: Arc<VmHandle>, connection: Inbo
 
 impl Node {
     /// Wakes a VM for a connection to one of its ports; returns when its agent is ready.
+    ///
+    /// # Errors
+    ///
+    /// If the VM can't be woken, or its agent does not become ready.
     pub async fn wake_for_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         self.wake_with_timeout(vm).await?;
-        self.agent_socket(vm).await.map(drop)
+        self.agent_ready(vm).await
     }
 
     /// Where this host reaches a TCP port of a VM; `None` if it can't.
@@ -63,17 +66,10 @@ impl Node {
 
     async fn wake_with_timeout(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         let wait = Caller::current().wait;
-        // Who says how long it waits for room does not get the answer to another wait.
-        let is_own = |error: &Error| wait.is_some() && error.0.kind == ErrorKind::NoRoom;
-        if vm.view.borrow().vm.state == VmState::Hibernated
-            && let Some((at, Err(error))) = vm.waking.last()
-            && at.elapsed() < AFTER_A_FAILURE
-            && !is_own(&error)
-        {
-            return Err(error);
-        }
         let limit = self.host.room.wait_limit(wait) + WAKE_TIME;
-        let woken = timeout(limit, self.wake_if_asleep(vm)).await;
+        let now = Instant::now();
+        let since = now.checked_sub(AFTER_A_FAILURE).unwrap_or(now);
+        let woken = timeout(limit, self.wake_unless_failed_since(vm, since)).await;
         woken.unwrap_or_else(|_| {
             let name = &vm.name;
             Err(Error::vm_failed(format!(

@@ -11,23 +11,31 @@ use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_store::bounded::{Eviction, evict_one, usage};
 use jiffy_sys::locked::Locked;
+use jiffy_sys::priority::{AWAITED, BACKGROUND, lowered};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{Action, ErrorKind, ImageSource, Snapshot, Subject, VmState};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::RwLockReadGuard;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 /// How long after a guest is ready its reads still count as part of the boot, because its first
 /// command starts then.
 const BOOT_TIME: Duration = Duration::from_secs(3);
+/// Longest time for which trimming waits for VMs that start.
+const MOST_DELAY: Duration = Duration::from_secs(5);
 
-/// Keeps the caches within their limit: checks at the start, after each pull, and after each VM
-/// that used a lazy disk.
+/// Keeps the caches within their limit, and no disk open whose cache is gone: checks at the start,
+/// after an image was made, pulled or removed or a snapshot removed, and after each VM that used a lazy
+/// disk.
 pub(super) async fn keep_caches_small(node: Arc<Node>) {
     loop {
         node.trim.notified().await;
+        node.host.pager.close_removed_disks().await;
+        // A launch has priority, but the disk must not fill on a node that always starts VMs.
+        let _ = timeout(MOST_DELAY, node.wait_until_none_starting()).await;
         node.trim_caches().await;
     }
 }
@@ -46,7 +54,7 @@ impl Node {
             let before = |state: VmState| matches!(state, VmState::Created | VmState::Starting);
             let _ = view.wait_for(|view| !before(view.vm.state)).await;
             let over = view.wait_for(|view| !view.is_active());
-            let _ = tokio::time::timeout(BOOT_TIME, over).await;
+            let _ = timeout(BOOT_TIME, over).await;
             pager.end_recording(&disk).await;
             let _ = view.wait_for(|view| !view.is_active()).await;
             trim.notify_one();
@@ -67,8 +75,9 @@ impl Node {
         self.beginning.read().await
     }
 
-    /// Something was fetched, so the caches may exceed their limit.
-    pub(crate) fn caches_grew(&self) {
+    /// Something was fetched, so the caches may exceed their limit; or something was removed, and with it
+    /// a cache.
+    pub(crate) fn caches_changed(&self) {
         self.trim.notify_one();
     }
 
@@ -86,7 +95,8 @@ impl Node {
             }
         };
         let all = paths.clone();
-        let over = tokio::task::spawn_blocking(move || usage(&caches(&all)) > limit).await;
+        let size = move || lowered(BACKGROUND, || usage(&caches(&all)));
+        let over = tokio::task::spawn_blocking(move || size() > limit).await;
         if !over.unwrap_or(false) {
             return;
         }
@@ -124,7 +134,7 @@ impl Node {
             standby.end().await;
         }
         let all = self.host.paths.clone();
-        let evict = move || evict_one(limit, &caches(&all));
+        let evict = move || lowered(AWAITED, || evict_one(limit, &caches(&all)));
         let evicted = trimming.close_and_run(evict).await?;
         evicted
             .inspect_err(|error| warn!(%error, "a cache can't be trimmed"))

@@ -24,7 +24,7 @@ use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_vmhost::launch::{Beginning, Restoring};
 use jiffy_vmhost::proxy::ToClient;
 use jiffy_wire::agent::{Command as AgentCommand, ExecOutput, OLDEST, Request};
-use jiffy_wire::api::{MemoryForm, VmState};
+use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, Extent};
 use std::future::Future;
 use std::sync::Arc;
@@ -104,11 +104,12 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
 /// Waits until no VM starts and the last run is some time ago.
 async fn wait_until_quiet(node: &Node) {
     loop {
+        node.wait_until_none_starting().await;
         let wait = QUIET_TIME.saturating_sub(node.goldens().since_last_run());
-        if wait.is_zero() && !node.is_starting() {
+        if wait.is_zero() {
             return;
         }
-        tokio::time::sleep(wait.max(QUIET_TIME / 10)).await;
+        tokio::time::sleep(wait).await;
     }
 }
 
@@ -206,12 +207,13 @@ impl Node {
         if root.lazy.is_none() {
             self.save_boot_set(vm, &root).await;
         }
-        let mut manifest = self.manifest_of(vm, &root, MemoryForm::Raw).await?;
+        let mut manifest = self.manifest_of(vm, &root).await?;
         manifest.main = MainState::Pending;
         manifest.lazy_root = root.lazy.clone();
         let folder = self.host.paths.golden();
         let mut draft = Draft::new(&folder, &self.disk_room)?;
         draft.set_nice(BACKGROUND);
+        draft.keep_raw(u64::MAX);
         let taken = self.quiesce_and_capture(vm, false, &mut watch).await?;
         manifest.note_processor(self.processor_of(vm).await);
         let to = folder.join(key);

@@ -7,6 +7,7 @@ use jiffy_content::names;
 use jiffy_vmhost::handle::Command;
 use jiffy_vmhost::network::{DEFAULT, check_policy, mac_of};
 use jiffy_wire::api::{Action, Network, NetworkPolicy, Subject, Vm};
+use std::sync::Arc;
 
 impl Node {
     /// How VMs have a network if not by links and rules of this host, as a sentence.
@@ -25,6 +26,10 @@ impl Node {
     }
 
     /// One network.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or VMs have no networks here.
     pub fn network_named(&self, name: &str) -> Result<Network> {
         if name != DEFAULT {
             self.host.network.check_name(name)?;
@@ -33,6 +38,10 @@ impl Node {
     }
 
     /// Makes a network.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid or taken, VMs have no networks here, or the list can't be written.
     pub fn create_network(&self, name: &str) -> Result<Network> {
         self.host.network.create(name)?;
         self.host
@@ -42,6 +51,11 @@ impl Node {
     }
 
     /// Removes a network that no VM is in.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, a VM is in it, it is one that can't be removed, the list can't be written,
+    /// or the kernel refuses.
     pub fn remove_network(&self, name: &str) -> Result<()> {
         let vms = self.vms_in(name);
         if name != DEFAULT && !vms.is_empty() {
@@ -59,6 +73,10 @@ impl Node {
     }
 
     /// Changes a VM's network policy, also while it runs.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such VM, it has no network, a rule is not valid, or the kernel refuses.
     pub async fn change_policy(&self, wanted: &str, policy: NetworkPolicy) -> Result<Vm> {
         let vm = self.find(wanted)?;
         if vm.spec.network.is_none() {
@@ -84,8 +102,13 @@ impl Node {
     }
 
     /// A VM with all details.
-    pub fn inspect(&self, wanted: &str) -> Result<Vm> {
+    ///
+    /// # Errors
+    ///
+    /// As in [`Node::find_any`].
+    pub async fn inspect(self: &Arc<Self>, wanted: &str) -> Result<Vm> {
         let found = self.find_any(wanted)?;
+        self.check_sleepers(std::slice::from_ref(&found)).await?;
         let mut vm = self.shown(&found);
         if let Some(network) = &mut vm.network
             && !network.addresses.is_empty()

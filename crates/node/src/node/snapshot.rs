@@ -50,6 +50,11 @@ fn places_only(folders: &[FolderUse]) -> Vec<FolderUse> {
 
 impl Node {
     /// Makes a snapshot of a running VM, which keeps running unless it should stop.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid or taken, the VM can't be captured now, missing chunks can't be
+    /// fetched, or there is no disk space. There is no snapshot then, and the VM runs on.
     pub async fn snapshot(
         self: Arc<Self>,
         vm: Arc<VmHandle>,
@@ -62,7 +67,7 @@ impl Node {
         self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
         let _whole = self.complete_root(&root).await?;
-        let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
+        let mut manifest = self.manifest_of(&vm, &root).await?;
         let mut draft = Draft::new(self.snapshots.folder(), &self.disk_room)?;
         let started = vm.view.borrow().vm.started.unwrap_or(0);
         let before = self.snapshots.latest_of(&vm.name, started)?;
@@ -132,12 +137,7 @@ impl Node {
     }
 
     /// The manifest of a captured VM. Digests of large files may have to be computed.
-    pub(crate) async fn manifest_of(
-        &self,
-        vm: &VmHandle,
-        root: &Root,
-        memory: MemoryForm,
-    ) -> Result<Manifest> {
+    pub(crate) async fn manifest_of(&self, vm: &VmHandle, root: &Root) -> Result<Manifest> {
         let digests = Arc::clone(&self.digests);
         let paths = &self.host.paths;
         let files = [
@@ -183,7 +183,8 @@ impl Node {
             vmm_digest: files[2].digest.clone(),
             cpu_features: Vec::new(),
             cpu: None,
-            memory,
+            // These four are known when it is written.
+            memory: MemoryForm::Image,
             memory_bytes: 0,
             shared_bytes: 0,
             other_bytes: 0,
@@ -224,6 +225,10 @@ impl Node {
     }
 
     /// Snapshots by name; the golden ones too, if wanted.
+    ///
+    /// # Errors
+    ///
+    /// If the folder of snapshots can't be read.
     pub fn list_snapshots(&self, all: bool) -> Result<Vec<Snapshot>> {
         let (mut readable, mut list) = (Vec::new(), Vec::new());
         for (name, saved) in self.snapshots.all()? {
@@ -252,6 +257,10 @@ impl Node {
     }
 
     /// The snapshot of this name, which may be a golden one.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or it can't be read.
     pub fn inspect_snapshot(&self, name: &str) -> Result<Snapshot> {
         match self.any_snapshot(name)? {
             (saved, true) => Ok(saved.shown(name, true, self.users_of(name))),
@@ -283,6 +292,10 @@ impl Node {
 
     /// Removes a snapshot that no VM needs, or a golden one. Once that has begun, it is done and told
     /// also if the client leaves.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, a VM needs it, or it can't be removed.
     pub async fn remove_snapshot(self: &Arc<Self>, name: &str) -> Result<()> {
         if self.goldens.remove(name).await {
             return Ok(());
@@ -300,6 +313,7 @@ impl Node {
                     events.publish(Subject::Snapshot, Action::Removed, &name);
                     // Removes its chunks and their origins, if nothing else uses them.
                     block_in_place(|| node.images.collect_garbage());
+                    node.caches_changed();
                     Ok(())
                 })
                 .await;
@@ -324,6 +338,10 @@ impl Node {
     }
 
     /// What a snapshot's RAM consists of; with its ranges if wanted.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such snapshot, or its memory can't be read.
     pub async fn memory_report(&self, name: &str, map: bool) -> Result<MemoryReport> {
         let (saved, _) = self.any_snapshot(name)?;
         let work = tokio::task::spawn_blocking(move || inspect::report(&saved, map));
@@ -331,6 +349,10 @@ impl Node {
     }
 
     /// A picture of a snapshot's RAM: a PNG.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such snapshot, or its memory can't be read.
     pub async fn memory_picture(&self, name: &str) -> Result<Vec<u8>> {
         let (saved, _) = self.any_snapshot(name)?;
         let work = tokio::task::spawn_blocking(move || inspect::picture(&saved));
@@ -338,6 +360,11 @@ impl Node {
     }
 
     /// Rewrites a snapshot's RAM with its working set first.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such snapshot, its memory is a mapped file, it has no recording or a VM uses
+    /// it, missing chunks can't be fetched, or there is no disk space.
     pub async fn optimise_snapshot(self: Arc<Self>, name: String) -> Result<Snapshot> {
         // Locked, so that another snapshot can't take this name meanwhile.
         let _one = self.snapshots.lease_for_rewrite(&name)?;
@@ -434,22 +461,22 @@ pub(super) async fn write(
     replace: bool,
     watch: &mut Stopwatch,
 ) -> Result<Saved> {
-    let form = manifest.memory;
     // A lazy root has no file to keep.
     let root = manifest.lazy_root.is_none().then_some(root);
     let start = monotonic_ns();
     let work = tokio::task::spawn_blocking(move || {
-        let bytes = draft.write(&captured, form, root.as_ref())?;
-        Ok((draft, bytes))
+        let written = draft.write(&captured, root.as_ref())?;
+        Ok((draft, written))
     });
-    let (draft, bytes) = join_result(work.await).inspect_err(|error| {
+    let (draft, written) = join_result(work.await).inspect_err(|error| {
         warn!(%error, "a capture could not be written");
     })?;
     let end = monotonic_ns();
     watch.span(Track::Node, names::IMAGE_WRITTEN, start, end);
-    manifest.memory_bytes = bytes.memory;
-    manifest.shared_bytes = bytes.shared;
-    manifest.other_bytes = bytes.other;
+    manifest.memory = written.memory.form;
+    manifest.memory_bytes = written.memory.bytes;
+    manifest.shared_bytes = written.shared;
+    manifest.other_bytes = written.other;
     let work = tokio::task::spawn_blocking(move || draft.name(&to, &manifest, replace));
     let saved = join_result(work.await)?;
     watch.span(Track::Node, names::SNAPSHOT_NAMED, end, monotonic_ns());

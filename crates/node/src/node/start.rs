@@ -21,10 +21,14 @@ use jiffy_wire::api::{Origin, Purpose, RootDisk, VmState};
 use jiffy_wire::vmm::Disk;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 impl Node {
     /// Starts a VM; returns when its VMM is spawned.
+    ///
+    /// # Errors
+    ///
+    /// If the VM is paused or was removed, there is no room for it, something that it is made of
+    /// can't be used, or its VMM can't be started.
     pub async fn start(self: &Arc<Self>, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
         // Only one start at a time, so that two don't both prepare the same VM.
         let operation = self.operate_for_client(vm).await?;
@@ -60,7 +64,6 @@ impl Node {
                 Some(self.reserve(vm, Purpose::Start, amount, 1).await?)
             }
         };
-        vm.was_asleep.store(false, Ordering::Relaxed);
         let _begins = self.beginning.read().await;
         let mut plan = match &vm.spec.from {
             Some(from) => self.prepare_from(vm, from, received_ns).await?,

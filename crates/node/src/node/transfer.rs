@@ -18,6 +18,11 @@ use tracing::info;
 
 impl Node {
     /// Pulls an image, or watches a pull of it that is in progress.
+    ///
+    /// # Errors
+    ///
+    /// If the reference, the platform or the access is not valid. How the pull ends is told by the
+    /// [`Watcher`].
     pub fn pull(self: &Arc<Node>, wanted: PullImage) -> Result<Watcher> {
         let registry = self.images.registry(wanted.access.registry.as_deref());
         let reference = name::reference(&wanted.reference, registry)?;
@@ -168,7 +173,6 @@ async fn keep(node: &Arc<Node>, name: &str, made: Found) -> Result<Option<PullSt
         .publish(name, made.folder, || node.check_image_unused(name))
         .await?;
     node.image_changed(name, Action::Created);
-    node.caches_grew();
     info!(
         image = name,
         digest = made.record.digest,
@@ -187,6 +191,10 @@ async fn keep(node: &Arc<Node>, name: &str, made: Found) -> Result<Option<PullSt
 
 impl Node {
     /// Pushes an image or a snapshot.
+    ///
+    /// # Errors
+    ///
+    /// If the reference is not valid or has a digest. How the push ends is told by the [`Watcher`].
     pub fn push(self: &Arc<Node>, wanted: PushArtifact) -> Result<Watcher> {
         let registry = self.images.registry(wanted.access.registry.as_deref());
         let reference = name::reference(&wanted.reference, registry)?;

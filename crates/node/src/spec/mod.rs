@@ -33,6 +33,11 @@ const DAY: u32 = 86_400;
 const IDLE_TIMES: RangeInclusive<u32> = 1..=365 * DAY;
 
 /// Checks a request for a VM of this image and fills in the defaults.
+///
+/// # Errors
+///
+/// If a part of the request is not valid or the parts do not fit together, or VMs can't have this
+/// network here.
 pub fn check(wanted: CreateVm, image: &Found, network: &Network) -> Result<Spec> {
     let asked = wanted.network.clone();
     let spec = check_of(wanted, &image.name, image.config())?;
@@ -49,22 +54,17 @@ pub fn of_base(wanted: CreateVm) -> Spec {
 }
 
 /// As [`check`], without the network, for an image with this name and configuration.
-pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result<Spec> {
+///
+/// # Errors
+///
+/// If a part of the request is not valid, or the parts do not fit together.
+pub fn check_of(mut wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result<Spec> {
     if let Some(name) = &wanted.name {
         names::check_vm(name)?;
     }
-    let kernel = wanted.kernel.unwrap_or_else(|| BASE.into());
+    let kernel = wanted.kernel.take().unwrap_or_else(|| BASE.into());
     names::check("kernel", &kernel)?;
-    let cpus = wanted.cpus.unwrap_or(1);
-    check_cpus(cpus)?;
-    if let Some(most) = wanted.max_cpus {
-        check_max_cpus(most, cpus)?;
-    }
-    let memory_mib = wanted.memory_mib.unwrap_or(128);
-    check_memory(memory_mib, wanted.pages)?;
-    if let Some(most) = wanted.max_memory_mib {
-        check_max_memory(most, memory_mib, wanted.pages)?;
-    }
+    let (cpus, memory_mib) = check_size(&wanted)?;
     check_volumes(&wanted.disks)?;
     check_folders(&wanted.folders)?;
     if let Some(root_disk) = &wanted.root_disk {
@@ -88,12 +88,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
         check_hostname(hostname)?;
     }
     if let Some(args) = &wanted.kernel_args {
-        let odd = |c: char| c.is_control() || !c.is_ascii();
-        if args.len() > MAX_KERNEL_ARGS || args.contains(odd) {
-            return Err(Error::invalid(format!(
-                "The kernel parameters must be at most {MAX_KERNEL_ARGS} printable ASCII characters."
-            )));
-        }
+        check_kernel_args(args)?;
     }
     if let Some(profile) = &wanted.cpu_profile {
         check_cpu_profile(profile)?;
@@ -139,27 +134,33 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     })
 }
 
-/// Checks a request for a VM that is restored from a snapshot, which determines its parts.
-pub fn from_snapshot(
-    name: &str,
-    manifest: &Manifest,
-    wanted: CreateVm,
-    network: &Network,
-) -> Result<Spec> {
-    if let Some(name) = &wanted.name {
-        names::check_vm(name)?;
+/// The vCPUs and the MiB of memory that a request asks for.
+fn check_size(wanted: &CreateVm) -> Result<(u8, u32)> {
+    let cpus = wanted.cpus.unwrap_or(1);
+    check_cpus(cpus)?;
+    if let Some(most) = wanted.max_cpus {
+        check_max_cpus(most, cpus)?;
     }
-    let mut command = wanted.command;
-    let config = config_with(&manifest.spec.config, command.as_ref())?;
-    if let Some(command) = &mut command {
-        // The request's command replaces the captured one; the captured image's configuration fills
-        // in the rest.
-        config::fill(command, &manifest.spec.config);
-        check_command(command)?;
+    let memory_mib = wanted.memory_mib.unwrap_or(128);
+    check_memory(memory_mib, wanted.pages)?;
+    if let Some(most) = wanted.max_memory_mib {
+        check_max_memory(most, memory_mib, wanted.pages)?;
     }
-    if let Some(hostname) = &wanted.hostname {
-        check_hostname(hostname)?;
+    Ok((cpus, memory_mib))
+}
+
+fn check_kernel_args(args: &str) -> Result<()> {
+    let odd = |c: char| c.is_control() || !c.is_ascii();
+    if args.len() > MAX_KERNEL_ARGS || args.contains(odd) {
+        return Err(Error::invalid(format!(
+            "The kernel parameters must be at most {MAX_KERNEL_ARGS} printable ASCII characters."
+        )));
     }
+    Ok(())
+}
+
+/// Refuses options of which the snapshot of this name decides.
+fn refuse_what_was_captured(name: &str, wanted: &CreateVm) -> Result<()> {
     let decided = [
         ("image", wanted.image.is_some()),
         ("entrypoint", wanted.entrypoint.is_some()),
@@ -183,6 +184,35 @@ pub fn from_snapshot(
         ))
         .hint("Leave that option out, or run a VM without --from."));
     }
+    Ok(())
+}
+
+/// Checks a request for a VM that is restored from a snapshot, which determines its parts.
+///
+/// # Errors
+///
+/// If a part of the request is not valid, or the snapshot decides it.
+pub fn from_snapshot(
+    name: &str,
+    manifest: &Manifest,
+    mut wanted: CreateVm,
+    network: &Network,
+) -> Result<Spec> {
+    if let Some(name) = &wanted.name {
+        names::check_vm(name)?;
+    }
+    let mut command = wanted.command.take();
+    let config = config_with(&manifest.spec.config, command.as_ref())?;
+    if let Some(command) = &mut command {
+        // The request's command replaces the captured one; the captured image's configuration fills
+        // in the rest.
+        config::fill(command, &manifest.spec.config);
+        check_command(command)?;
+    }
+    if let Some(hostname) = &wanted.hostname {
+        check_hostname(hostname)?;
+    }
+    refuse_what_was_captured(name, &wanted)?;
     let captured = &manifest.spec;
     let folders = folders_of_snapshot(name, &captured.folders, wanted.folders)?;
     check_idle(

@@ -8,6 +8,7 @@ use super::recovered::{linked, recovered, unknown};
 use super::specs::spec_of;
 use super::{Network, State};
 use crate::folders::Found;
+use crate::process::{DYING_POLL, DYING_TIME, is_alive};
 use jiffy_content::durable::LoadError;
 use jiffy_content::model::network::Networks;
 use jiffy_content::model::vm::{VmRecord, is_active};
@@ -21,7 +22,9 @@ use jiffy_net::policy::hold::Held;
 use jiffy_net::rules::NameRules;
 use jiffy_net::{Cidr, Error};
 use jiffy_sys::causes;
+use jiffy_sys::peer::Peer;
 use jiffy_wire::api::VmState;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
@@ -29,6 +32,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
@@ -45,12 +49,12 @@ const NAME_PORT: u16 = 53;
 /// Which network VMs have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Wanted {
-    /// None.
+    /// VMs have no network.
     #[default]
     Off,
-    /// By links and rules of this host, or by passt if the daemon can't make these.
+    /// Links and rules of this host, or passt if the daemon can't make these.
     Any,
-    /// By passt.
+    /// passt.
     Passt,
 }
 
@@ -94,6 +98,11 @@ impl Network {
 
 /// Removes all of Jiffy's links, routes, rules and settings from the host's network. Running VMs
 /// lose their network.
+///
+/// # Errors
+///
+/// If another daemon has the network, its list is of a newer release, or the kernel refuses: a
+/// sentence.
 pub fn uninstall(settings: &Settings, paths: &Paths) -> Result<(), String> {
     let _lock = lock_namespace()?;
     let options = options(settings, &load_networks(&paths.networks())?, &[])?;
@@ -107,12 +116,39 @@ fn failed(error: Error) -> String {
 
 /// Reserves the network of this network namespace for this daemon.
 fn lock_namespace() -> Result<UnixListener, String> {
-    let lock =
-        SocketAddr::from_abstract_name(LOCK_SOCKET).and_then(|name| UnixListener::bind_addr(&name));
-    lock.map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => failed(Error::OtherNode),
-        _ => format!("cannot lock the network: {error}"),
-    })
+    lock_name(LOCK_SOCKET, is_alive)
+}
+
+/// Listens on an abstract socket. If the daemon that has it is dead, waits: a child that it had just
+/// forked has the socket until it executes its program.
+fn lock_name(name: &[u8], is_alive: impl Fn(u32) -> bool) -> Result<UnixListener, String> {
+    let unlocked = |error: io::Error| format!("cannot lock the network: {error}");
+    let address = SocketAddr::from_abstract_name(name).map_err(unlocked)?;
+    let mut wait_until = None;
+    loop {
+        match UnixListener::bind_addr(&address) {
+            Ok(lock) => return Ok(lock),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(unlocked(error)),
+        }
+        // Its holder is looked at once: each look takes a place in the socket's queue.
+        let until = *wait_until.get_or_insert_with(|| {
+            let is_dead = listener_of(name).is_some_and(|pid| !is_alive(pid));
+            is_dead.then(|| Instant::now() + DYING_TIME)
+        });
+        if until.is_none_or(|until| Instant::now() >= until) {
+            return Err(failed(Error::OtherNode));
+        }
+        std::thread::sleep(DYING_POLL);
+    }
+}
+
+/// The process that began to listen on an abstract socket; `None` if that can't be seen.
+fn listener_of(name: &[u8]) -> Option<u32> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    connect(&socket, &SocketAddrUnix::new_abstract_name(name).ok()?).ok()?;
+    Peer::of(&socket).ok()?.pid
 }
 
 /// The options for VMs that have these addresses now.
@@ -162,17 +198,7 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
     let records = records(paths, vms);
     let addresses: Vec<IpAddr> = records.iter().flat_map(|it| it.addresses.clone()).collect();
     let mut options = options(settings, &kept, &addresses)?;
-    let specs = |records: &[VmRecord]| -> Vec<(GuestSpec, VmRecord)> {
-        let spec = |record: &VmRecord| {
-            let spec = spec_of(record, v4_of(record)?, settings.everywhere);
-            let spec = spec.inspect_err(
-                |error| warn!(vm = %record.name, %error, "a VM's network can't be restored"),
-            );
-            Some((spec.ok()?, record.clone()))
-        };
-        records.iter().filter_map(spec).collect()
-    };
-    let guests = specs(&records);
+    let guests = guests_of(records, settings);
     let all: Vec<GuestSpec> = guests.iter().map(|(spec, _)| spec.clone()).collect();
     let mut opened = Host::open(options.clone(), &all, &kept.names);
     if matches!(opened, Err(Error::PoolTaken { .. })) && guests.is_empty() {
@@ -272,23 +298,41 @@ fn load_networks(file: &Path) -> Result<Networks, String> {
     }
 }
 
+/// What the network is told of these VMs.
+fn guests_of(records: Vec<VmRecord>, settings: &Settings) -> Vec<(GuestSpec, VmRecord)> {
+    let guest = |record: VmRecord| {
+        let spec = spec_of(&record, v4_of(&record)?, settings.everywhere);
+        let spec = spec.inspect_err(
+            |error| warn!(vm = %record.name, %error, "a VM's network can't be restored"),
+        );
+        Some((spec.ok()?, record))
+    };
+    records.into_iter().filter_map(guest).collect()
+}
+
 /// Records of VMs that have addresses.
 fn records(paths: &Paths, vms: &[Found]) -> Vec<VmRecord> {
     let linked = linked();
+    let lives = |record: &VmRecord| is_active(record.state) || record.state == VmState::Hibernated;
     vms.iter()
         .filter_map(|Found { id, record }| {
             let folder = paths.vm(id);
             let has_link = linked.contains(id);
             let mut record = match record {
-                Ok(record) => record.clone(),
+                // Most VMs: no copy of their records is made.
+                Ok(kept)
+                    if !has_link && (kept.record.addresses.is_empty() || !lives(&kept.record)) =>
+                {
+                    return None;
+                }
+                Ok(kept) => kept.record.clone(),
                 Err(_) if has_link => unknown(id, &folder),
                 Err(_) => return None,
             };
             if record.addresses.is_empty() && has_link {
                 record.addresses = recovered(&folder);
             }
-            let lives = is_active(record.state) || record.state == VmState::Hibernated;
-            (!record.addresses.is_empty() && (lives || has_link)).then_some(record)
+            (!record.addresses.is_empty() && (lives(&record) || has_link)).then_some(record)
         })
         .collect()
 }
@@ -356,6 +400,19 @@ fn serve_names(directory: &Arc<Directory>, sockets: Sockets, own: IpAddr) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn the_network_of_a_dead_daemon_is_waited_for() {
+        let name = format!("jiffy-network-test-{}", std::process::id());
+        let name = name.as_bytes();
+        let held = lock_name(name, |_| panic!("nobody has it")).unwrap();
+        let other = lock_name(name, |pid| pid == std::process::id()).unwrap_err();
+        assert!(other.contains("another jiffyd"), "{other}");
+        // The child of a dead daemon closes it as the second attempt is about to be made.
+        let held = RefCell::new(Some(held));
+        lock_name(name, |_| held.take().is_none()).unwrap();
+    }
 
     #[test]
     fn the_earlier_range_is_kept_while_a_vm_has_an_address_of_it() {

@@ -1,6 +1,7 @@
 use super::*;
 use jiffy_store::partial::map_path;
 use jiffy_store::presence::PresenceMap;
+use jiffy_sys::locked::Locked;
 use jiffy_wire::api::ErrorKind;
 use jiffy_wire::disk::MapHeader;
 use jiffy_wire::lines;
@@ -426,6 +427,26 @@ async fn a_slow_pager_request_delays_no_other() {
         assert!(!task.is_finished());
         task.abort();
     }
+}
+
+#[tokio::test]
+async fn only_a_disk_whose_cache_was_removed_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pager, mut asked) = obeyed(folder.path()).await;
+    for number in [1, 2] {
+        let contents = disk(number).contents(&pager.paths);
+        fs::create_dir_all(contents.parent().unwrap()).unwrap();
+        fs::write(&contents, "").unwrap();
+        pager.open_disk(&disk(number)).await.unwrap();
+        next_order(&mut asked).await;
+    }
+    pager.close_removed_disks().await;
+    assert!(asked.try_recv().is_err());
+    fs::remove_file(disk(1).contents(&pager.paths)).unwrap();
+    pager.close_removed_disks().await;
+    let closed = next_order(&mut asked).await;
+    assert!(matches!(closed, PagerRequest::Forget { name } if name == disk(1).name()));
+    assert!(asked.try_recv().is_err());
 }
 
 #[tokio::test]

@@ -6,20 +6,21 @@
 
 use crate::clients::Clients;
 use crate::events;
-use crate::handle::{Command, View, VmHandle, is_active};
+use crate::handle::{Command, Unbegun, View, VmHandle, is_active};
 use crate::host::Host;
 use crate::log::{Kind, Writer};
+use crate::memory_check::MemoryCheck;
 use crate::process::{Ended, Events, VmmProcess};
 use crate::registry::Registry;
 use crate::single_flight::SingleFlight;
 use crate::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
 use crate::task::end::EndReason;
-use crate::task::phase::{Course, Gate, Phase, Removal};
+use crate::task::phase::{Course, Guest, Phase, Removal};
 use crate::task::saver::Saver;
 use crate::task::stop::Stopping;
 use crate::timeline::{PagerFaults, Recorder};
 use jiffy_content::error::{Error, Result};
-use jiffy_content::model::vm::{MainState, VmRecord};
+use jiffy_content::model::vm::{Kept, MainState, VmRecord};
 use jiffy_content::room::memory::Reserved;
 use jiffy_content::volumes::Lease;
 use jiffy_wire::api::VmState;
@@ -28,10 +29,8 @@ use jiffy_wire::trace::MARK_GATE_PASSED;
 use jiffy_wire::vmm::VmmEvent;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
@@ -60,7 +59,8 @@ pub(super) struct Actor {
     pub(super) pager_ticket: u64,
 }
 
-/// The parts of a VM that exist while its VMM lives.
+/// The parts of a VM that exist while its VMM lives. What happens to it is in `course` and `guest`; in
+/// any of their states a connection may be closed, output unstored, or a timer off.
 pub(super) struct Running {
     pub(super) process: VmmProcess,
     pub(super) events: Option<Events>,
@@ -69,17 +69,19 @@ pub(super) struct Running {
     pub(super) log: Writer,
     pub(super) unstored: Option<Unstored>,
     pub(super) acknowledged: Stored,
-    /// The guest waits for acknowledgements before a capture: send each at once.
+    /// A client of the node captures it, in any course: the guest waits for acknowledgements, so each
+    /// is sent at once.
     pub(super) acknowledge_at_once: bool,
+    /// The timer of its start, or of a step of its end.
     pub(super) deadline: Option<Instant>,
     /// Whether the VM continues, hibernates or ends.
     pub(super) course: Course,
-    /// An earlier daemon has started it.
+    /// An earlier daemon has started it; never changes.
     pub(super) adopted: bool,
     /// Requests for fault statistics that the pager has not answered yet.
     pub(super) faults_asked: u32,
-    /// Whether the guest has passed its gate.
-    pub(super) gate: Gate,
+    /// How far the guest is.
+    pub(super) guest: Guest,
     pub(super) notices: mpsc::UnboundedReceiver<Notice>,
     pub(super) notify: mpsc::UnboundedSender<Notice>,
     /// Held while the VM runs.
@@ -113,6 +115,7 @@ pub(super) enum Notice {
 enum Event {
     Command(Option<Command>),
     Saved(io::Result<()>),
+    SaveDue,
     VmmEvents,
     Link(FromLink),
     ProcessEnded(Ended),
@@ -136,18 +139,22 @@ pub(super) fn new(
     let handle = Arc::new(VmHandle {
         id: record.id.clone(),
         name: record.name.clone(),
-        spec: Arc::new(record.spec.clone()),
+        spec: Arc::clone(&record.spec),
         cid: record.cid,
         operation: tokio::sync::Mutex::new(()),
-        falls_asleep: watch::Sender::new(false),
+        operations: watch::Sender::default(),
         view: view_out,
         log_end: log_end_out,
         clients: Arc::clone(&clients),
+        memory_check: match record.state {
+            VmState::Hibernated => MemoryCheck::unchecked(),
+            _ => MemoryCheck::good(),
+        },
         activity: Arc::default(),
         waking: SingleFlight::default(),
-        was_asleep: AtomicBool::default(),
         input: input_out,
         mailbox: mailbox_in,
+        unbegun: Unbegun::default(),
     });
     let actor = Actor {
         recorder: Recorder::new(&host.clock),
@@ -182,6 +189,7 @@ fn view_of(record: &VmRecord) -> View {
         main_pid: record.main_pid,
         failure: record.failure.clone(),
         log_start: record.log_start,
+        wakes: false,
         held_up: None,
         root: record.root.clone(),
         paged: record.paged.clone(),
@@ -212,6 +220,7 @@ impl Actor {
                 Event::Command(None) => return,
                 Event::Command(Some(command)) => self.command(command),
                 Event::Saved(result) => self.saved(result),
+                Event::SaveDue => self.saver.write_now(),
                 Event::VmmEvents => self.vmm_events(),
                 Event::Link(message) => self.link(message),
                 Event::ProcessEnded(how) => self.process_ended(how),
@@ -228,6 +237,7 @@ impl Actor {
         let clients_matter = held_up || !is_active(self.record.state);
         let mailbox = &mut self.mailbox;
         let saver = &mut self.saver;
+        let due = saver.due();
         let clients = &self.clients;
         let phase = &mut self.phase;
         tokio::select! {
@@ -241,6 +251,7 @@ impl Actor {
                 }
             } => event,
             result = saver.done() => Event::Saved(result),
+            () = at(due) => Event::SaveDue,
             () = clients.progress.notified(), if clients_matter => Event::ClientsMoved,
         }
     }
@@ -302,7 +313,7 @@ impl Actor {
             Command::Flush(reply) => {
                 if is_active(self.record.state) {
                     self.save_timeline();
-                    let _ = self.record.save(&self.folder());
+                    let _ = self.kept().save(&self.folder());
                 }
                 let _ = reply.send(());
             }
@@ -371,9 +382,25 @@ impl Actor {
 
     /// A restored guest has passed its gate; the files it was restored from are not needed again.
     pub(super) fn gate_passed(&mut self) {
-        self.awake();
-        if let Some(running) = self.phase.running_mut() {
-            running.gate = Gate::Open;
+        let Some(running) = self.phase.running_mut() else {
+            return;
+        };
+        match running.guest {
+            Guest::Restored | Guest::Golden { .. } => running.guest = Guest::Up,
+            Guest::Waking => {
+                running.guest = Guest::Woken;
+                self.awake();
+            }
+            Guest::Woken | Guest::Up | Guest::PowersOff => {}
+        }
+    }
+
+    /// What is kept of the VM on disk.
+    pub(super) fn kept(&self) -> Kept {
+        let powers_off = |running: &Running| matches!(running.guest, Guest::PowersOff);
+        Kept {
+            record: self.record.clone(),
+            powering_off: self.phase.running().is_some_and(powers_off),
         }
     }
 
@@ -405,48 +432,6 @@ impl Actor {
                 self.finish();
             }
         }
-    }
-
-    /// If a golden snapshot can't be restored, drops it and boots the VM instead. The user sees no
-    /// difference.
-    fn fall_back_to_boot(&mut self) -> bool {
-        let Phase::Draining(running, how) = &mut self.phase else {
-            return false;
-        };
-        if !matches!(
-            (&running.gate, &running.course),
-            (Gate::Golden { .. }, Course::Runs | Course::GivesUp)
-        ) {
-            return false;
-        }
-        let gave_up = matches!(running.course, Course::GivesUp);
-        let gate = std::mem::replace(&mut running.gate, Gate::Open);
-        let Gate::Golden {
-            name: golden,
-            mut fallback,
-        } = gate
-        else {
-            return false;
-        };
-        fallback.room = running.room.take();
-        let killed = how.was_killed_externally() && !gave_up;
-        let folder = self.folder();
-        if killed {
-            info!(vm = %self.record.name, golden, "the VMM was killed before the golden snapshot was restored: the VM boots");
-        } else {
-            let why = self.why_not_restored();
-            warn!(vm = %self.record.name, golden, why, "a golden snapshot can't be restored: it is dropped, and the VM boots");
-            self.host.goldens.drop_damaged(&golden);
-        }
-        self.phase = Phase::Idle;
-        let booted = block_in_place(|| Writer::open(&folder))
-            .map_err(|error| Error::io("write the command's log", &folder, &error))
-            .and_then(|log| Ok((self.spawn(&mut fallback)?, log)));
-        match booted {
-            Ok((spawned, log)) => self.enter_running(spawned, log, *fallback),
-            Err(error) => self.fail_start(error),
-        }
-        true
     }
 
     fn deadline(&mut self) {
@@ -487,6 +472,7 @@ impl Actor {
     pub(super) fn publish(&self) {
         let mut view = view_of(&self.record);
         view.leaving |= self.removal.is_requested();
+        view.wakes = self.record.state == VmState::Starting && self.phase.wakes();
         view.vm.error = view.vm.error.or_else(|| self.unsaved.clone());
         let state = view.vm.state;
         let before = self.view.borrow().vm.state;
@@ -504,7 +490,7 @@ impl Actor {
     /// Publishes the record and has it written.
     pub(super) fn changed(&mut self) {
         self.publish();
-        self.saver.dirty = true;
+        self.saver.write_now();
     }
 }
 
@@ -531,7 +517,7 @@ impl Running {
             course: Course::Runs,
             adopted: false,
             faults_asked: 0,
-            gate: Gate::Open,
+            guest: Guest::Up,
             notices,
             notify,
             volumes,

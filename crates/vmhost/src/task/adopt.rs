@@ -8,25 +8,24 @@ use super::unreadable;
 use crate::agent;
 use crate::channels;
 use crate::control;
-use crate::folders::{self, Found, gate_record, hibernated_in, ids_in, is_asleep};
+use crate::folders::{self, Found, gate_record, ids_in, is_asleep};
 use crate::handle::{Command, DeviceLimits, VmHandle, is_active};
 use crate::host::Host;
-use crate::log::{self, Writer};
+use crate::log::Writer;
 use crate::network;
 use crate::process::VmmProcess;
 use crate::registry::Registry;
 use crate::supervisor::{self, Supervisor};
 use crate::task::actor::{self, Actor, Running};
-use crate::task::phase::{Gate, Phase};
+use crate::task::phase::{Guest, Phase};
 use crate::task::stop::DEFAULT_GRACE;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::durable::{LoadError, is_taken};
 use jiffy_content::error::Error;
-use jiffy_content::model::vm::{Failure, MainState, Spec, VmRecord};
+use jiffy_content::model::vm::{Failure, Kept, MainState, Spec, VmRecord};
 use jiffy_content::paths::Paths;
 use jiffy_content::room::memory::Amount;
 use jiffy_content::roots;
-use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::volumes::{Lease, Volumes};
 use jiffy_jail::access::open_folder;
 use jiffy_wire::agent::{CPUS, Request};
@@ -69,9 +68,10 @@ pub async fn all(
         own
     };
     for found in found {
-        let Some(record) = usable_record(host, registry, volumes, found, &mut alive) else {
+        let Some(kept) = usable_record(host, registry, volumes, found, &mut alive) else {
             continue;
         };
+        let record = &kept.record;
         let id = record.id.clone();
         remove_temporaries(&paths.vm(&id));
         match alive.remove(&id) {
@@ -80,13 +80,13 @@ pub async fn all(
             // Its memory is on disk, so its VMM was about to be killed.
             Some(pid) if record.state == VmState::Hibernated => {
                 end_sleeper(pid, &id, host).await;
-                register_without_vmm(host, registry, volumes, record);
+                register_without_vmm(host, registry, volumes, kept.record);
             }
-            Some(pid) => adopt(host, registry, volumes, record, pid),
+            Some(pid) => adopt(host, registry, volumes, kept, pid),
             None if record.spec.hidden => {
                 discard(host, &id, "the daemon that made it for a capture has ended")
             }
-            None => register_without_vmm(host, registry, volumes, record),
+            None => register_without_vmm(host, registry, volumes, kept.record),
         }
     }
     for (id, pid) in alive {
@@ -112,10 +112,10 @@ fn usable_record(
     volumes: &Arc<Volumes>,
     Found { id, record }: Found,
     alive: &mut HashMap<String, u32>,
-) -> Option<VmRecord> {
+) -> Option<Kept> {
     let folder = host.paths.vm(&id);
     let why = match record {
-        Ok(record) if record.id == id => return Some(record),
+        Ok(kept) if kept.record.id == id => return Some(kept),
         // The host or the daemon stopped while the VM had `remove` set or was being created.
         Err(LoadError::Empty) if !has_lived(&folder) && !alive.contains_key(&id) => {
             discard(host, &id, "its record is empty");
@@ -169,36 +169,35 @@ fn register_without_vmm(
     if was_active {
         actor.vmm_is_gone();
     }
-    if !was_active && let Some(failure) = missing_file(&vm_folder_of(&actor), &actor.record) {
-        warn!(vm = %actor.record.name, error = failure.message, "a VM can't be started or woken");
+    if !was_active && let Some(failure) = missing_disk(&vm_folder_of(&actor), &actor.record) {
+        warn!(vm = %actor.record.name, error = failure.message, "a VM can't be started");
         actor.record.failure = Some(failure);
         actor.publish();
     }
     if actor.record.state == VmState::Hibernated {
+        // Its memory is checked later: there may be thousands of such VMs.
         actor.phase = Phase::Asleep(hold_volumes(volumes, &actor.record));
         host.network.keep_asleep(&actor.record);
-        let end = log::end_of(&vm_folder_of(&actor)).unwrap_or(0);
-        actor.log_end.send_replace(end);
     }
-    let _ = registry.insert(handle);
-    actor.begin();
+    let _ = registry.insert(Arc::clone(&handle));
+    match actor.record.state {
+        // There may be thousands of them, and most have nothing to do for long.
+        VmState::Hibernated if actor.saver.is_idle() => handle.begin_when_asked(|| actor.begin()),
+        _ => actor.begin(),
+    }
 }
 
-/// The file that the VM needs to continue and that is missing, if any.
-fn missing_file(folder: &Path, record: &VmRecord) -> Option<Failure> {
-    let name = &record.name;
-    if record.state != VmState::Hibernated {
-        let lost = roots::check_own(folder, name, &record.spec).err()?.0;
-        return Some(Failure {
-            message: lost.message,
-            hint: lost.hint,
-        });
+/// The root disk that the VM needs to start and that is missing, if any.
+fn missing_disk(folder: &Path, record: &VmRecord) -> Option<Failure> {
+    if record.state == VmState::Hibernated {
+        return None;
     }
-    let saved = Saved::open(hibernated_in(folder));
-    let why = saved.and_then(|saved| saved.check()).err()?;
+    let lost = roots::check_own(folder, &record.name, &record.spec)
+        .err()?
+        .0;
     Some(Failure {
-        message: format!("The memory of the VM {name} can't be read: {why}."),
-        hint: Some(format!("Remove the VM with `jiffy rm --force {name}`.")),
+        message: lost.message,
+        hint: lost.hint,
     })
 }
 
@@ -243,14 +242,12 @@ fn discard(host: &Host, id: &str, why: &str) {
     }
 }
 
-fn adopt(
-    host: &Arc<Host>,
-    registry: &Arc<Registry>,
-    volumes: &Arc<Volumes>,
-    mut record: VmRecord,
-    pid: u32,
-) {
+fn adopt(host: &Arc<Host>, registry: &Arc<Registry>, volumes: &Arc<Volumes>, kept: Kept, pid: u32) {
     let paths = &host.paths;
+    let Kept {
+        mut record,
+        powering_off,
+    } = kept;
     let process = match VmmProcess::adopted(pid) {
         Ok(process) if vmm_id(pid, host).as_deref() == Some(&record.id) => {
             host.launcher.adopt(process)
@@ -280,6 +277,9 @@ fn adopt(
         held,
     );
     running.adopted = true;
+    if powering_off {
+        running.guest = Guest::PowersOff;
+    }
     running.room = Some(host.room.adopt(amount_of(&record)));
     let changed = record.limits.clone();
     let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
@@ -296,7 +296,7 @@ fn amount_of(record: &VmRecord) -> Amount {
     let spec = Spec {
         memory_mib: record.memory_mib(),
         cpus: record.cpus(),
-        ..record.spec.clone()
+        ..(*record.spec).clone()
     };
     match (record.state, &record.origin) {
         (VmState::Running | VmState::Paused | VmState::Stopping, _) => {
@@ -426,7 +426,7 @@ impl Actor {
             self.record.main = MainState::Pending;
         }
         if self.record.state == VmState::Starting && is_asleep(&self.folder()) {
-            running.gate = Gate::Waking;
+            running.guest = Guest::Waking;
         } else if self.record.paged.is_none() {
             // Its hibernation was not finished.
             folders::remove_hibernated_memory(&self.folder(), self.record.root.as_ref());

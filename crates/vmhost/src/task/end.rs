@@ -91,7 +91,6 @@ impl Actor {
         self.record.state = VmState::Exited;
         self.record.ended = Some(unix_seconds());
         self.record.pid = None;
-        self.record.powering_off = false;
         self.input.send_replace(None);
         let _ = remove_any(&self.host.paths.vm_run(&self.record.id));
         self.host.network.release(&self.record);

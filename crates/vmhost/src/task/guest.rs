@@ -7,6 +7,7 @@ use crate::supervisor::{FromLink, Link, Stored};
 use crate::task::actor::{Actor, RETRY_STORING, Unstored};
 use crate::task::adopt;
 use crate::task::end::EndReason;
+use crate::task::phase::Guest;
 use crate::task::stop::DEFAULT_GRACE;
 use crate::text::{short, truncate};
 use jiffy_content::error::Error;
@@ -128,7 +129,7 @@ impl Actor {
                     self.gate_passed();
                     self.record.main = MainState::Started;
                     self.record.main_pid = Some(pid);
-                    self.changed();
+                    self.changed_in_passing();
                 }
                 // Each connection repeats this, after it has reported its room for input.
                 self.offer_input();
@@ -161,7 +162,7 @@ impl Actor {
                 if !self.is_paused_or_hibernated() {
                     self.record.state = VmState::Stopping;
                 }
-                self.powering_off();
+                self.powers_off();
                 // Saved now, because the guest does not report it to the next daemon.
                 self.changed();
             }
@@ -195,11 +196,14 @@ impl Actor {
             if let Some(room) = &mut running.room {
                 room.note_ready();
             }
+            if let Guest::Woken = running.guest {
+                running.guest = Guest::Up;
+            }
             if running.stopping().is_none() {
                 running.deadline = None;
             }
         }
-        self.changed();
+        self.changed_in_passing();
         if self.record.spec.command.is_some() && matches!(self.record.main, MainState::Ended(_)) {
             // Its command had ended before it fell asleep: its init does not report that again, and
             // does not power off by itself.

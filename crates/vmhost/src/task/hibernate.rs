@@ -23,7 +23,7 @@ use crate::log::Writer;
 use crate::process::Ended;
 use crate::task::actor::{Actor, Notice, Running};
 use crate::task::end::EndReason;
-use crate::task::phase::{Course, Gate, PendingReply, Phase, Waking};
+use crate::task::phase::{Course, Guest, PendingReply, Phase, Waking};
 use crate::timeline::PagerFaults;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
@@ -53,12 +53,13 @@ impl Actor {
             running.deadline = None;
             running.course = Course::Hibernates(asked);
         }
+        self.changed();
     }
 
+    /// A reply that waits until the change that follows this call is on disk.
     fn after_saving(&mut self, reply: oneshot::Sender<Result<()>>) -> PendingReply {
         let (told, saved) = oneshot::channel();
         self.saver.waiting.push(told);
-        self.changed();
         PendingReply { saved, reply }
     }
 
@@ -123,7 +124,7 @@ impl Actor {
     fn failed_to_wake(&mut self) -> bool {
         let wakes = |running: &Running| {
             let stops = matches!(running.course, Course::Stops(_));
-            matches!(running.gate, Gate::Waking) && !stops
+            matches!(running.guest, Guest::Waking) && !stops
         };
         if !self.phase.running().is_some_and(wakes) || !is_asleep(&self.folder()) {
             return false;
@@ -159,10 +160,10 @@ impl Actor {
         let Some(running) = self.phase.running_mut() else {
             return false;
         };
-        let can = match running.gate {
-            Gate::Golden { .. } => true,
-            Gate::Waking => is_asleep,
-            Gate::Open | Gate::New => false,
+        let can = match running.guest {
+            Guest::Golden { .. } => true,
+            Guest::Waking => is_asleep,
+            Guest::Restored | Guest::Woken | Guest::Up | Guest::PowersOff => false,
         };
         if can && matches!(running.course, Course::Runs) {
             running.course = Course::GivesUp;
@@ -210,6 +211,7 @@ impl Actor {
             asked,
             plan,
         });
+        self.changed();
     }
 
     /// The record of the waking VM was saved, or could not be.
@@ -263,12 +265,6 @@ impl Actor {
 
     /// A woken guest has passed its gate: removes the memory on disk.
     pub(super) fn awake(&mut self) {
-        let Some(running) = self.phase.running() else {
-            return;
-        };
-        if !matches!(running.gate, Gate::Waking) {
-            return;
-        }
         let folder = self.folder();
         match &self.record.paged {
             // The pager still reads the memory.

@@ -14,19 +14,28 @@
 //!
 //! `Asleep` and `Waking` become `Idle` when the VM is killed or removed, and `Draining` becomes
 //! `Active` when a golden snapshot can't be restored and the VM boots instead. A VM with a VMM has a
-//! [`Course`] and a [`Gate`]; each variant has only the data it needs:
+//! [`Course`], what its task is about to do, and a [`Guest`], how far the guest is by its own reports.
+//! Each variant has only the data it needs:
 //!
 //! ```text
-//!  Course:  Runs ──▶ Hibernates ──▶ (Asleep)           Gate:  New ──────┐
-//!             ▲          │ not written, or killed             Golden ──┼──▶ Open
-//!             └──────────┘                                    Waking ──┘
-//!           Runs ──▶ Stops: Agent ──▶ PoweringOff ──▶ Control ──▶ Killed
+//!  Course:  Runs ──▶ Hibernates ──▶ (Asleep)
+//!             ▲          │ not written, or killed
+//!             └──────────┘
+//!           Runs ──▶ Stops: Agent ──▶ WritesBack ──▶ Control ──▶ Killed
 //!           Runs ──▶ GivesUp ──▶ (Waking: Asleep; Golden: boots)
+//!
+//!                       gate                 programs
+//!                      passed                 ended
+//!  Guest:   Restored ─────┬─────────▶ Up ─────────────▶ PowersOff
+//!           Golden ───────┘           ▲                     ▲
+//!           Waking ──────────▶ Woken ─┴─────────────────────┘
+//!                                    ready
 //! ```
 //!
 //! A [`Removal`] is independent of the phase: it is carried out when there is no VMM.
 //!
-//! Others see the state in the record (`VmState`), which is saved; the phase is not.
+//! Others see the state in the record (`VmState`), which is saved. Of the phase only `PowersOff` is, as a
+//! guest does not report that again to the next daemon.
 
 use super::actor::Running;
 use super::stop::Stopping;
@@ -78,13 +87,11 @@ pub(super) enum Course {
     GivesUp,
 }
 
-/// Whether a restored guest has passed its gate.
+/// How far a guest is.
 #[derive(Debug)]
-pub(super) enum Gate {
-    /// It was not restored, or has passed its gate.
-    Open,
+pub(super) enum Guest {
     /// A new VM, restored without a fallback, that has not passed its gate.
-    New,
+    Restored,
     /// A VM of a golden snapshot that has not passed its gate.
     Golden {
         /// The snapshot's name.
@@ -94,6 +101,13 @@ pub(super) enum Gate {
     },
     /// A woken VM that has not passed its gate.
     Waking,
+    /// A woken VM that has passed its gate and is not ready: its memory on disk is gone, and there is
+    /// no agent yet that could end its programs in order.
+    Woken,
+    /// It boots, or its programs run.
+    Up,
+    /// It has reported that its programs have ended; it is writing its disks back.
+    PowersOff,
 }
 
 /// Whether the VM is being removed.
@@ -152,6 +166,12 @@ impl Phase {
             Phase::Active(running) | Phase::Draining(running, _) => Some(running),
             _ => None,
         }
+    }
+
+    /// Is it a hibernated VM whose guest is not ready again?
+    pub(super) fn wakes(&self) -> bool {
+        let woken = |running: &Running| matches!(running.guest, Guest::Waking | Guest::Woken);
+        matches!(self, Phase::Waking(_)) || self.running().is_some_and(woken)
     }
 
     /// The VMM has ended.

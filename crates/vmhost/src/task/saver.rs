@@ -6,15 +6,24 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::MainState;
 use jiffy_wire::agent::Stream;
 use std::io;
+use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tracing::warn;
+
+/// How long a change that nobody waits for may wait for the next one. A VM becomes ready, its
+/// command starts and a short command ends within it, and are one write instead of three. The next
+/// daemon hears from a VM that runs whether it is ready and its command has started.
+const SOON: Duration = Duration::from_millis(10);
 
 /// Writes the record in the background, the newest only.
 #[derive(Default)]
 pub(super) struct Saver {
     writing: Option<JoinHandle<io::Result<()>>>,
-    pub(super) dirty: bool,
+    dirty: bool,
+    /// When the record is written, if all changes since the last write may wait.
+    due: Option<Instant>,
     pub(super) waiting: Vec<oneshot::Sender<Result<()>>>,
     written_for: Vec<oneshot::Sender<Result<()>>>,
     /// Told when the newest record is on disk, even after failed writes.
@@ -31,6 +40,25 @@ impl Saver {
             }
             None => std::future::pending().await,
         }
+    }
+
+    /// The record has changed, and is written now.
+    pub(super) fn write_now(&mut self) {
+        self.dirty = true;
+        self.due = None;
+    }
+
+    /// The record has changed, and is written within [`SOON`].
+    fn write_soon(&mut self) {
+        if !self.dirty {
+            self.dirty = true;
+            self.due = Some(Instant::now() + SOON);
+        }
+    }
+
+    /// When [`Self::write_now`] is to be called.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -60,14 +88,22 @@ impl Saver {
 }
 
 impl Actor {
+    /// As [`Self::changed`], for a change that need not be on disk before anything follows.
+    pub(super) fn changed_in_passing(&mut self) {
+        self.publish();
+        self.saver.write_soon();
+    }
+
     pub(super) fn write_record(&mut self) {
-        if !self.saver.dirty || self.saver.writing.is_some() || self.removal.is_done() {
+        let saver = &self.saver;
+        if !saver.dirty || saver.due.is_some() || saver.writing.is_some() || self.removal.is_done()
+        {
             return;
         }
         self.saver.dirty = false;
         self.saver.written_for = std::mem::take(&mut self.saver.waiting);
-        let (record, folder) = (self.record.clone(), self.folder());
-        self.saver.writing = Some(tokio::task::spawn_blocking(move || record.save(&folder)));
+        let (kept, folder) = (self.kept(), self.folder());
+        self.saver.writing = Some(tokio::task::spawn_blocking(move || kept.save(&folder)));
     }
 
     pub(super) fn saved(&mut self, result: io::Result<()>) {
@@ -118,11 +154,22 @@ mod tests {
         saver.tell(&Err(Error::internal("The disk is full.")));
         assert_eq!(known.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         // The record changed while it was written.
-        saver.dirty = true;
+        saver.write_now();
         saver.tell(&Ok(()));
         assert_eq!(known.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         saver.dirty = false;
         saver.tell(&Ok(()));
         assert_eq!(known.try_recv(), Ok(()));
+    }
+
+    #[test]
+    fn a_change_that_may_wait_does_not_delay_one_that_may_not() {
+        let mut saver = Saver::default();
+        saver.write_soon();
+        assert!(!saver.is_idle() && saver.due().is_some());
+        saver.write_now();
+        assert_eq!(saver.due(), None);
+        saver.write_soon();
+        assert_eq!(saver.due(), None);
     }
 }

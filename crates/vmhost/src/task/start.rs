@@ -1,7 +1,7 @@
 //! Starts: a plan becomes a running VMM.
 
 use super::actor::{Actor, Running};
-use super::phase::{Gate, Phase};
+use super::phase::{Course, Guest, Phase};
 use crate::handle::is_active;
 use crate::launch::{self, Beginning, Plan, SavedRam, Spawned};
 use crate::log::Writer;
@@ -13,7 +13,7 @@ use jiffy_content::model::vm::MainState;
 use jiffy_wire::api::VmState;
 use tokio::task::block_in_place;
 use tokio::time::Instant;
-use tracing::info;
+use tracing::{info, warn};
 
 impl Actor {
     pub(super) fn start(&mut self, plan: Plan) -> Result<()> {
@@ -104,13 +104,12 @@ impl Actor {
 
     /// Enters the active phase with a spawned VMM.
     pub(super) fn enter_running(&mut self, spawned: Spawned, log: Writer, plan: Plan) {
-        let gate = self.note_beginning(&plan);
+        let guest = self.note_beginning(&plan);
         let record = &mut self.record;
         record.state = VmState::Starting;
         record.ended = None;
         record.failure = None;
         record.pid = Some(spawned.process.pid);
-        record.powering_off = false;
         let mut running = Running::new(
             spawned.process,
             Some(spawned.events),
@@ -119,7 +118,7 @@ impl Actor {
             Instant::now() + self.host.start_timeout,
             plan.volumes,
         );
-        running.gate = gate;
+        running.guest = guest;
         running.room = plan.room;
         info!(vm = %record.name, id = %record.id, pid = ?record.pid, "VM starting");
         self.log_end.send_replace(running.log.end());
@@ -127,30 +126,72 @@ impl Actor {
         self.changed();
     }
 
+    /// If a golden snapshot can't be restored, drops it and boots the VM instead. The user sees no
+    /// difference.
+    pub(super) fn fall_back_to_boot(&mut self) -> bool {
+        let Phase::Draining(running, how) = &mut self.phase else {
+            return false;
+        };
+        if !matches!(
+            (&running.guest, &running.course),
+            (Guest::Golden { .. }, Course::Runs | Course::GivesUp)
+        ) {
+            return false;
+        }
+        let gave_up = matches!(running.course, Course::GivesUp);
+        let guest = std::mem::replace(&mut running.guest, Guest::Up);
+        let Guest::Golden {
+            name: golden,
+            mut fallback,
+        } = guest
+        else {
+            return false;
+        };
+        fallback.room = running.room.take();
+        let killed = how.was_killed_externally() && !gave_up;
+        let folder = self.folder();
+        if killed {
+            info!(vm = %self.record.name, golden, "the VMM was killed before the golden snapshot was restored: the VM boots");
+        } else {
+            let why = self.why_not_restored();
+            warn!(vm = %self.record.name, golden, why, "a golden snapshot can't be restored: it is dropped, and the VM boots");
+            self.host.goldens.drop_damaged(&golden);
+        }
+        self.phase = Phase::Idle;
+        let booted = block_in_place(|| Writer::open(&folder))
+            .map_err(|error| Error::io("write the command's log", &folder, &error))
+            .and_then(|log| Ok((self.spawn(&mut fallback)?, log)));
+        match booted {
+            Ok((spawned, log)) => self.enter_running(spawned, log, *fallback),
+            Err(error) => self.fail_start(error),
+        }
+        true
+    }
+
     /// Records how the VM starts.
-    fn note_beginning(&mut self, plan: &Plan) -> Gate {
+    fn note_beginning(&mut self, plan: &Plan) -> Guest {
         self.note_memory(plan);
         let record = &mut self.record;
         record.root = Some(plan.root.clone());
         let Beginning::Restore(restoring) = &plan.beginning else {
             record.origin = None;
-            return Gate::Open;
+            return Guest::Up;
         };
         match (&restoring.origin, &restoring.golden) {
-            (None, _) => Gate::Waking,
+            (None, _) => Guest::Waking,
             (origin, Some(golden)) => {
                 record.origin = origin.clone();
                 match plan.fallback() {
-                    Some(fallback) => Gate::Golden {
+                    Some(fallback) => Guest::Golden {
                         name: golden.clone(),
                         fallback: Box::new(fallback),
                     },
-                    None => Gate::New,
+                    None => Guest::Restored,
                 }
             }
             (origin, None) => {
                 record.origin = origin.clone();
-                Gate::New
+                Guest::Restored
             }
         }
     }

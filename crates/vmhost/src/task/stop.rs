@@ -6,7 +6,7 @@ use crate::control;
 use crate::handle::is_active;
 use crate::task::actor::{Actor, Notice};
 use crate::task::end::EndReason;
-use crate::task::phase::{Course, Phase};
+use crate::task::phase::{Course, Guest, Phase};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::config::stop_signal;
 use jiffy_content::model::vm::MainState;
@@ -41,8 +41,8 @@ pub(super) struct Stopping {
 pub(super) enum Step {
     /// The agent was asked to shut the guest down.
     Agent,
-    /// The guest's programs have ended, and it writes its disks back.
-    PoweringOff,
+    /// The guest's programs have ended, as far as is known, and it writes its disks back.
+    WritesBack,
     /// The VMM was asked to stop.
     Control,
     /// The VMM was sent SIGKILL.
@@ -60,11 +60,11 @@ impl Actor {
         let Some(running) = self.phase.running_mut() else {
             return Ok(());
         };
-        if matches!(running.course, Course::Runs) && self.record.powering_off {
-            // The guest is powering off already and accepts no requests.
+        if let (Course::Runs, Guest::PowersOff) = (&running.course, &running.guest) {
+            // It accepts no requests.
             running.course = Course::Stops(Stopping {
                 reason: EndReason::Stopped,
-                step: Step::PoweringOff,
+                step: Step::WritesBack,
             });
             running.deadline = Some(Instant::now() + WRITE_BACK_TIME);
         }
@@ -118,8 +118,12 @@ impl Actor {
 
     /// The guest reports that its programs have ended. Only the first report counts, so that a
     /// guest can't delay its end forever.
-    pub(super) fn powering_off(&mut self) {
-        self.record.powering_off = true;
+    pub(super) fn powers_off(&mut self) {
+        // Its programs ran; the mark that reports its gate may be unread.
+        self.gate_passed();
+        if let Some(running) = self.phase.running_mut() {
+            running.guest = Guest::PowersOff;
+        }
         self.writes_back();
     }
 
@@ -128,7 +132,7 @@ impl Actor {
             && let Course::Stops(stopping) = &mut running.course
             && stopping.step == Step::Agent
         {
-            stopping.step = Step::PoweringOff;
+            stopping.step = Step::WritesBack;
             running.deadline = Some(Instant::now() + WRITE_BACK_TIME);
         }
     }
@@ -176,7 +180,7 @@ impl Actor {
             return;
         };
         match stopping.step {
-            Step::Agent | Step::PoweringOff => {
+            Step::Agent | Step::WritesBack => {
                 stopping.step = Step::Control;
                 running.deadline = Some(Instant::now() + VMM_TIME);
                 let socket = self.host.paths.control_socket(&self.record.id);

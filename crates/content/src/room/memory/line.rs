@@ -19,7 +19,7 @@ use tokio::time::Instant;
 /// How many requests of higher priorities are served before one of a lower priority that waits.
 pub(super) const PASSES: u32 = 8;
 /// The number of priorities.
-const CLASSES: usize = 3;
+const PRIORITIES: usize = 3;
 
 /// A request that waits.
 #[derive(Debug)]
@@ -54,17 +54,17 @@ struct OfOwner {
 }
 
 /// The owners of a priority, in the order of their turns.
-type Class = VecDeque<OfOwner>;
+type Owners = VecDeque<OfOwner>;
 
 /// How often each priority was passed over.
 #[derive(Debug, Clone, Copy, Default)]
-struct Passes([u32; CLASSES]);
+struct Passes([u32; PRIORITIES]);
 
 /// Requests that wait.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     /// The highest priority first.
-    classes: [Class; CLASSES],
+    priorities: [Owners; PRIORITIES],
     passes: Passes,
     /// Number of the next ticket.
     next: u64,
@@ -90,24 +90,25 @@ impl Ticket {
 }
 
 impl Passes {
-    /// The class whose turn it is, of those in which requests wait.
-    fn turn(&self, waits: [bool; CLASSES]) -> Option<usize> {
-        let is_due = |class: &usize| waits[*class] && self.0[*class] >= PASSES;
-        let due = (0..CLASSES).rev().find(is_due);
+    /// The index of the priority whose turn it is, of those in which requests wait.
+    fn turn(&self, waits: [bool; PRIORITIES]) -> Option<usize> {
+        let is_due = |index: &usize| waits[*index] && self.0[*index] >= PASSES;
+        let due = (0..PRIORITIES).rev().find(is_due);
         due.or_else(|| waits.iter().position(|waits| *waits))
     }
 
-    /// Notes that a request of this class was served; requests wait in the classes `waits`.
-    fn note_served(&mut self, class: usize, waits: [bool; CLASSES]) {
-        self.0[class] = 0;
-        for passed in &mut self.0[class + 1..] {
+    /// Notes that a request of the priority of this index was served; requests wait in the priorities
+    /// `waits`.
+    fn note_served(&mut self, index: usize, waits: [bool; PRIORITIES]) {
+        self.0[index] = 0;
+        for passed in &mut self.0[index + 1..] {
             *passed += 1;
         }
         self.forget_empty(waits);
     }
 
-    /// A class in which no request waits is not passed over.
-    fn forget_empty(&mut self, waits: [bool; CLASSES]) {
+    /// A priority in which no request waits is not passed over.
+    fn forget_empty(&mut self, waits: [bool; PRIORITIES]) {
         for (passed, waits) in self.0.iter_mut().zip(waits) {
             *passed *= u32::from(waits);
         }
@@ -123,32 +124,32 @@ impl Line {
         self.length
     }
 
-    /// Does a request for this VM wait?
+    /// Whether a request for this VM waits.
     pub(super) fn has(&self, id: &str) -> bool {
-        let owners = self.classes.iter().flatten();
+        let owners = self.priorities.iter().flatten();
         let mut tickets = owners.flat_map(|one| &one.tickets);
         tickets.any(|one| one.ticket.request.id == id)
     }
 
     /// Number of requests of this owner.
     pub(super) fn len_of(&self, owner: &str) -> usize {
-        let owners = self.classes.iter().flatten();
+        let owners = self.priorities.iter().flatten();
         let theirs = owners.filter(|other| &*other.owner == owner);
         theirs.map(|one| one.tickets.len()).sum()
     }
 
-    /// Would a new request of this priority be the first?
+    /// Whether a new request of this priority would be the first.
     pub(super) fn would_be_first(&self, priority: Priority) -> bool {
-        let class = class_of(priority);
+        let index = index_of(priority);
         let mut waits = self.waits();
-        let is_alone = !waits[class];
-        waits[class] = true;
-        is_alone && self.passes.turn(waits) == Some(class)
+        let is_alone = !waits[index];
+        waits[index] = true;
+        is_alone && self.passes.turn(waits) == Some(index)
     }
 
     /// Notes that a request of this priority was served without waiting.
     pub(super) fn note_served(&mut self, priority: Priority) {
-        self.passes.note_served(class_of(priority), self.waits());
+        self.passes.note_served(index_of(priority), self.waits());
     }
 
     /// Adds a request; returns its number.
@@ -156,12 +157,12 @@ impl Line {
         let number = self.next;
         self.next += 1;
         self.length += 1;
-        let class = &mut self.classes[class_of(ticket.request.priority)];
+        let owners = &mut self.priorities[index_of(ticket.request.priority)];
         let owner = Arc::clone(&ticket.request.owner);
         let ticket = Numbered { number, ticket };
-        match class.iter_mut().find(|one| one.owner == owner) {
+        match owners.iter_mut().find(|one| one.owner == owner) {
             Some(one) => one.tickets.push_back(ticket),
-            None => class.push_back(OfOwner {
+            None => owners.push_back(OfOwner {
                 owner,
                 tickets: VecDeque::from([ticket]),
             }),
@@ -171,17 +172,17 @@ impl Line {
 
     /// The request whose turn it is.
     pub(super) fn first(&self) -> Option<(u64, &Ticket)> {
-        let class = self.passes.turn(self.waits())?;
-        let first = self.classes[class].front()?.tickets.front()?;
+        let index = self.passes.turn(self.waits())?;
+        let first = self.priorities[index].front()?.tickets.front()?;
         Some((first.number, &first.ticket))
     }
 
     /// Removes the first request, which is served; its owner goes to the end.
     pub(super) fn serve_first(&mut self) {
-        let Some(class) = self.passes.turn(self.waits()) else {
+        let Some(index) = self.passes.turn(self.waits()) else {
             return;
         };
-        let owners = &mut self.classes[class];
+        let owners = &mut self.priorities[index];
         let Some(mut served) = owners.pop_front() else {
             return;
         };
@@ -190,20 +191,20 @@ impl Line {
         if !served.tickets.is_empty() {
             owners.push_back(served);
         }
-        self.passes.note_served(class, self.waits());
+        self.passes.note_served(index, self.waits());
     }
 
     /// Removes a request that gave up; false if it is not there.
     pub(super) fn leave(&mut self, number: u64) -> bool {
-        for class in &mut self.classes {
-            for at in 0..class.len() {
-                let tickets = &mut class[at].tickets;
+        for owners in &mut self.priorities {
+            for at in 0..owners.len() {
+                let tickets = &mut owners[at].tickets;
                 let Ok(found) = tickets.binary_search_by_key(&number, |one| one.number) else {
                     continue;
                 };
                 tickets.remove(found);
                 if tickets.is_empty() {
-                    class.remove(at);
+                    owners.remove(at);
                 }
                 self.length -= 1;
                 self.passes.forget_empty(self.waits());
@@ -216,17 +217,17 @@ impl Line {
     /// All requests that `passes` accepts, with their places in the order of service if no request
     /// arrives or leaves.
     pub(super) fn shown(&self, passes: impl Fn(&Request) -> bool) -> Vec<Queued> {
-        let mut classes = self.classes.each_ref().map(in_turns);
+        let mut waiting = self.priorities.each_ref().map(in_turns);
         let mut turns = self.passes;
         let mut shown = Vec::new();
         for place in 1..=self.length {
-            let waits = classes.each_ref().map(|class| !class.is_empty());
-            let Some(class) = turns.turn(waits) else {
+            let waits = waiting.each_ref().map(|tickets| !tickets.is_empty());
+            let Some(index) = turns.turn(waits) else {
                 break;
             };
-            let ticket = classes[class].pop_front();
-            let waits = classes.each_ref().map(|class| !class.is_empty());
-            turns.note_served(class, waits);
+            let ticket = waiting[index].pop_front();
+            let waits = waiting.each_ref().map(|tickets| !tickets.is_empty());
+            turns.note_served(index, waits);
             if let Some(ticket) = ticket.filter(|ticket| passes(&ticket.request)) {
                 shown.push(ticket.shown(place));
             }
@@ -234,21 +235,22 @@ impl Line {
         shown
     }
 
-    /// In which classes requests wait.
-    fn waits(&self) -> [bool; CLASSES] {
-        self.classes.each_ref().map(|class| !class.is_empty())
+    /// In which priorities requests wait.
+    fn waits(&self) -> [bool; PRIORITIES] {
+        self.priorities.each_ref().map(|owners| !owners.is_empty())
     }
 
     /// The earliest deadline of all requests, or of those of one owner.
     pub(super) fn next_deadline(&self, of: Option<&str>) -> Option<Instant> {
-        let owners = self.classes.iter().flatten();
+        let owners = self.priorities.iter().flatten();
         let owners = owners.filter(|one| of.is_none_or(|of| *one.owner == *of));
         let tickets = owners.flat_map(|one| &one.tickets);
         tickets.map(|one| one.ticket.since + one.ticket.wait).min()
     }
 }
 
-fn class_of(priority: Priority) -> usize {
+/// The place of a priority in [`Line::priorities`].
+fn index_of(priority: Priority) -> usize {
     match priority {
         Priority::High => 0,
         Priority::Normal => 1,
@@ -256,9 +258,9 @@ fn class_of(priority: Priority) -> usize {
     }
 }
 
-/// The requests of a class in the order of their owners' turns.
-fn in_turns(class: &Class) -> VecDeque<&Ticket> {
-    let mut owners: Vec<_> = class.iter().map(|one| one.tickets.iter()).collect();
+/// The requests of a priority in the order of their owners' turns.
+fn in_turns(owners: &Owners) -> VecDeque<&Ticket> {
+    let mut owners: Vec<_> = owners.iter().map(|one| one.tickets.iter()).collect();
     let mut order = VecDeque::new();
     while !owners.is_empty() {
         owners.retain_mut(|tickets| match tickets.next() {

@@ -85,6 +85,10 @@ pub(super) struct Attached {
 
 impl ByPasst {
     /// Checks that passt works here. `why` there are no links.
+    ///
+    /// # Errors
+    ///
+    /// If passt is not installed or does not start here: a sentence that begins with `why`.
     pub fn open(
         vms: &[Found],
         why: String,
@@ -106,8 +110,9 @@ impl ByPasst {
             inbound,
             waiting: Mutex::new(Some(waiting)),
         };
-        let running = vms.iter().filter_map(|found| found.record.as_ref().ok());
-        for record in running.filter(|record| is_active(record.state)) {
+        let kept = vms.iter().filter_map(|found| found.record.as_ref().ok());
+        let records = kept.map(|kept| &kept.record);
+        for record in records.filter(|record| is_active(record.state)) {
             if let (Ok(vm), Ok(ports)) = (id_of(record), by.published(record)) {
                 lock(&by.ports).published.insert(vm, ports);
             }
@@ -124,7 +129,11 @@ impl ByPasst {
         )
     }
 
-    /// Refuses what passt can't do.
+    /// Checks that passt can do this.
+    ///
+    /// # Errors
+    ///
+    /// If it is a network other than the default one, a policy, or a port for IPv6.
     pub fn check_use(&self, network: &NetworkUse) -> Result<()> {
         if network.name.as_ref().is_some_and(|name| name != DEFAULT) {
             return Err(self.no_networks());
@@ -155,7 +164,11 @@ impl ByPasst {
         .hint("Leave the option out, or run jiffyd as root.")
     }
 
-    /// Refuses a record that needs more than passt can do.
+    /// Checks that passt can do what the record asks for.
+    ///
+    /// # Errors
+    ///
+    /// As in [`ByPasst::check_use`].
     pub fn check_record(&self, record: &VmRecord) -> Result<()> {
         let network = record.spec.network.clone().unwrap_or_default();
         self.check_use(&NetworkUse {
@@ -165,6 +178,10 @@ impl ByPasst {
     }
 
     /// Starts the passt of a VM.
+    ///
+    /// # Errors
+    ///
+    /// If passt can't do what the record asks for, a port is in use, or passt can't be started.
     pub fn attach(&self, vm: VmId, record: &VmRecord) -> Result<Attached> {
         let begun_ns = monotonic_ns();
         self.check_record(record)?;
@@ -193,8 +210,12 @@ impl ByPasst {
         })
     }
 
-    /// Whether the passt of a standby, with these name servers and this guard, is also right for this
-    /// VM, and still right for this host.
+    /// Checks that the passt of a standby, with these name servers and this guard, is also right
+    /// for this VM, and still right for this host.
+    ///
+    /// # Errors
+    ///
+    /// If it is not, or the host's addresses can't be listed.
     pub fn suits(&self, record: &VmRecord, name_servers: &[IpAddr], made: &Guard) -> Result<()> {
         self.check_record(record)?;
         let network = record.spec.network.clone().unwrap_or_default();
