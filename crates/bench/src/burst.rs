@@ -24,12 +24,13 @@ const KINDS: [Kinds; 3] = [
     (BurstStart::Cold, "cold", &[1, 10, 50], &SOME_LOADS),
     (BurstStart::Pulled, "pulled", &[1, 10, 50], &SOME_LOADS),
 ];
-const LOADS: [(Load, &str); 5] = [
+const LOADS: [(Load, &str); 6] = [
     (Load::Idle, "idle"),
     (Load::Programs, "programs"),
     (Load::ManyPrograms, "many-programs"),
     (Load::Disk, "disk"),
     (Load::Compression, "compression"),
+    (Load::GoldenSnapshot, "golden-snapshot"),
 ];
 const SOME_LOADS: [(Load, &str); 3] = [LOADS[0], LOADS[2], LOADS[3]];
 
@@ -74,7 +75,7 @@ pub fn cases(runs: u32) -> Vec<Case> {
     cases
 }
 
-/// Those of these bursts whose image is pulled.
+/// The cases of bursts whose image is pulled.
 pub fn pulled(cases: &[Case]) -> impl Iterator<Item = &Case> {
     let is_pulled = |case: &&Case| match case.kind {
         Kind::Burst { burst, .. } => burst.start == BurstStart::Pulled,
@@ -106,10 +107,10 @@ fn case(name: &str, burst: Burst, runs: u32) -> Case {
 
 /// What a burst left to the work that was there before: `…/others` is the share of the processor
 /// that other VMs had until the burst's last answer, `…/window` the share in a fixed time that is
-/// longer, `…/least` what the one with the least had then of what the one with the most had,
-/// `…/used` the instructions of everything else in that time, `…/work` the time that a capture took.
-/// `…/fewer` is the time until the last answer to the owner of fewer runs, as a share of that of
-/// the other.
+/// longer, `…/least` the smallest share of one of these VMs in that time, divided by the greatest,
+/// `…/used` the instructions of everything else in that time, `…/work` the time that a capture
+/// or a golden snapshot took. `…/fewer` is the time until the last answer to the owner of fewer
+/// runs, as a share of that of the other.
 pub fn figures(outcome: &Outcome) -> Vec<Figure> {
     let (monitor, samples) = (&outcome.monitor, &outcome.samples);
     let figure = |end: &str, counter: &str, clock, unit, scale: f64| {

@@ -69,6 +69,10 @@ pub struct Kernels<'a> {
 }
 
 /// Size of Jiffy's kernel, and its instructions to PID 1 without a VMM.
+///
+/// # Errors
+///
+/// If `kernel/measure` can't be run, fails, or prints no runs and no size.
 pub fn kernel_figures(kernel: &Path) -> Result<Vec<Figure>> {
     let measure = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel/measure");
     let output = Command::new(&measure)
@@ -115,6 +119,11 @@ pub struct Measured {
 /// Measures in machines with that clock. `wanted` selects cases by their name, a space and the
 /// monitor's name; cases that take long (disk reads, shared folders, traffic) and charts also need
 /// `long`.
+///
+/// # Errors
+///
+/// If a file for the machine is missing or can't be written, the machine can't be booted, or a
+/// recorded run can't be replayed. What fails in a case is in [`Measured`].
 pub fn measure(
     clock: Clock,
     kernels: &Kernels,
@@ -140,9 +149,9 @@ fn measure_in(
     long: bool,
 ) -> Result<Measured> {
     let repeating = scratch.join("beating.cpio");
-    std::fs::write(&repeating, crate::marker::repeating_initramfs()?)?;
+    std::fs::write(&repeating, crate::marker::repeating_initramfs())?;
     let marker = scratch.join("marker.cpio");
-    std::fs::write(&marker, crate::marker::initramfs()?)?;
+    std::fs::write(&marker, crate::marker::initramfs())?;
     let disk = scratch.join("disk.img");
     std::fs::write(&disk, vec![0; 1 << 20])?;
     let mut files = vec![

@@ -29,11 +29,11 @@ pub struct Figure {
     pub unit: String,
     /// Number of samples.
     pub n: usize,
-    /// Median.
+    /// Median, in `unit`.
     pub median: f64,
-    /// 90th percentile.
+    /// 90th percentile, in `unit`.
     pub p90: f64,
-    /// 99th percentile.
+    /// 99th percentile, in `unit`.
     pub p99: f64,
 }
 
@@ -211,7 +211,7 @@ pub const GOALS: &[Goal] = &[
     promise("net/host-setup", INSTRUCTIONS, Bound::AtMost(1e6)),
     promise("net/cold/tcp", INSTRUCTIONS, Bound::AtMost(36e6)),
     promise("net/golden/tcp", INSTRUCTIONS, Bound::AtMost(11e6)),
-    aim("proxy/wake/first-byte", INSTRUCTIONS, Bound::AtMost(14e6)),
+    promise("proxy/wake/first-byte", INSTRUCTIONS, Bound::AtMost(14e6)),
     aim("proxy/rtt/overhead", INSTRUCTIONS, Bound::AtMost(0.25e6)),
     // At least as good as the better of the two.
     at_least_as(QEMU, "net/tx/instructions-per-mib"),

@@ -33,9 +33,6 @@ pub const IMAGE: &str = "answering";
 /// Memory of its VMs, MiB: another size than those of other cases, which tells their golden
 /// snapshots apart.
 pub const MEMORY_MIB: &str = "136";
-/// A shell command that succeeds if there is their golden snapshot.
-pub const HAS_GOLDEN: &str =
-    r#"jiffy snapshot ls --all --format json | grep -q '"memory_mib": 136'"#;
 /// In the machine: the TCP server.
 pub const SERVER: &str = "/bench/guest";
 
@@ -71,6 +68,10 @@ pub fn cases(runs: u32) -> Vec<Case> {
 }
 
 /// Files that [`cases`] need in the machine.
+///
+/// # Errors
+///
+/// If the path of this program can't be read.
 pub fn additions() -> Result<Vec<Addition>> {
     Ok(vec![addition(guest_program()?, SERVER)])
 }
@@ -85,6 +86,10 @@ pub struct Kernels<'a> {
 }
 
 /// Cases that compare with peers, with their files.
+///
+/// # Errors
+///
+/// If a library or a module of a peer is missing, or a file can't be written in `scratch`.
 pub fn compared(
     scratch: &Path,
     kernels: &Kernels,

@@ -298,6 +298,8 @@ pub enum Load {
     Disk,
     /// A snapshot of a VM is compressed.
     Compression,
+    /// A golden snapshot of another kind of VM is made.
+    GoldenSnapshot,
 }
 
 /// What serves a shared folder.
@@ -385,7 +387,7 @@ pub const WAKE_UPS: &str = "wake_ups_per_thousand_seconds";
 /// Counter: resident memory of the daemon, bytes.
 pub const DAEMON_BYTES: &str = "daemon_bytes";
 
-/// Counter: time from the command that starts the daemon to its answer.
+/// Counter: time from the command that starts the daemon to its answer, nanoseconds.
 pub const DAEMON_START: &str = "daemon_start_ns";
 
 /// Counter: instructions of a list of all VMs.

@@ -4,6 +4,7 @@ use crate::figure::{Clock, Figure};
 use crate::plan::{
     BYTES, Case, DAEMON_BYTES, DAEMON_START, INSTRUCTIONS, Kind, LIST, Sample, WAKE_UPS,
 };
+use std::fmt::Display;
 
 /// `jiffy run -- true` with a running daemon.
 pub const RUN: &str = "run/cold/answer";
@@ -64,8 +65,8 @@ pub(crate) fn run_case(name: &str, cold: bool, network: bool, runs: u32) -> Case
         argv.extend(["--memory", "144"]);
     }
     let has_golden = match network {
-        true => HAS_GOLDEN_NETWORK,
-        false => HAS_GOLDEN,
+        true => has_golden_of(144),
+        false => HAS_GOLDEN.to_owned(),
     };
     argv.extend(["--", "true"]);
     Case {
@@ -73,7 +74,7 @@ pub(crate) fn run_case(name: &str, cold: bool, network: bool, runs: u32) -> Case
         monitor: "jiffy".into(),
         kind: Kind::ToExit {
             once: (!cold)
-                .then(|| words(&["/bin/sh", "-c", has_golden]))
+                .then(|| words(&["/bin/sh", "-c", &has_golden]))
                 .flatten(),
             pull: None,
             before: None,
@@ -124,9 +125,10 @@ pub const RUN_FACTOR: u32 = 3;
 /// A shell command that succeeds if there is a golden snapshot.
 pub(crate) const HAS_GOLDEN: &str = "jiffy snapshot ls --all --format json | grep -q golden";
 
-/// The same for VMs with a network, which have a different memory size.
-const HAS_GOLDEN_NETWORK: &str =
-    r#"jiffy snapshot ls --all --format json | grep -q '"memory_mib": 144'"#;
+/// The same for VMs with this much memory, which tells a case's golden snapshot from others.
+pub(crate) fn has_golden_of(memory_mib: impl Display) -> String {
+    format!(r#"jiffy snapshot ls --all --format json | grep -q '"memory_mib": {memory_mib}'"#)
+}
 
 /// Cases that count bytes.
 pub(crate) fn count_cases(runs: u32) -> [Case; 3] {

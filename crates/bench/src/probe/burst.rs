@@ -9,6 +9,7 @@ use crate::plan::{
     BURST_WORK, Burst, BurstStart, FEWER_RUNS, LEAST_SHARE, Load, OTHERS, OTHERS_IN_WINDOW, Sample,
     Scheduler, WORK,
 };
+use crate::verbs::has_golden_of;
 use anyhow::{Context, Result, anyhow, ensure};
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -25,6 +26,10 @@ const WINDOW_OF_RUN: Duration = Duration::from_millis(60);
 const WINDOW_OF_PULL: Duration = Duration::from_millis(250);
 /// Time for which other work runs before the burst.
 const BEFORE: Duration = Duration::from_millis(50);
+/// RAM of VMs of a kind without a golden snapshot, to which the number of the burst is added.
+const NEW_KIND_MIB: u32 = 200;
+/// How long no run may begin before the node makes a golden snapshot.
+const GOLDEN_QUIET: Duration = Duration::from_secs(1);
 /// Copies of 1.35 MiB of text in the memory of the VM that is captured.
 const COPIES: u32 = 30;
 const SNAPSHOT: &str = "burst-snapshot";
@@ -37,6 +42,11 @@ const LARGE: &str = "--memory=640M";
 
 /// Requests the runs of a burst at once; returns one sample of each. Run 0 starts the daemon and
 /// leaves a golden snapshot.
+///
+/// # Errors
+///
+/// If a run of the burst fails, the load can't be made, the machine does not become idle within 60
+/// s, or the scheduler is not the wanted one.
 pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     let Burst {
         size, start, load, ..
@@ -55,7 +65,7 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     }
     let vms = numbered("burst", size);
     let others = match load {
-        Load::Idle => Vec::new(),
+        Load::Idle | Load::GoldenSnapshot => Vec::new(),
         Load::Programs => numbered("working", PROGRAMS[0]),
         Load::ManyPrograms => numbered("working", PROGRAMS[1]),
         Load::Disk => numbered("writing", WRITERS),
@@ -67,7 +77,7 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
         let argvs = (1..).zip(&vms).map(|(number, vm)| argv(burst, number, vm));
         let argvs: Vec<Vec<String>> = argvs.collect();
         check_scheduler(burst.scheduler)?;
-        let mut samples = measure(&argvs, burst, &others)?;
+        let mut samples = measure(&argvs, burst, &others, run)?;
         if burst.owners {
             let share = fewer_runs(&samples);
             samples[0].counters.insert(FEWER_RUNS.into(), share);
@@ -183,8 +193,18 @@ fn prepare(load: Load, others: &[String], run: u32) -> Result<()> {
 }
 
 /// Begins the other work, requests the runs and ends the other work.
-fn measure(argvs: &[Vec<String>], burst: Burst, others: &[String]) -> Result<Vec<Sample>> {
+fn measure(
+    argvs: &[Vec<String>],
+    burst: Burst,
+    others: &[String],
+    run: u32,
+) -> Result<Vec<Sample>> {
     let load = burst.load;
+    if load == Load::GoldenSnapshot {
+        let memory = format!("--memory={}M", NEW_KIND_MIB + run);
+        jiffy(&["run", "--rm", &memory, "--", "true"])?;
+        std::thread::sleep(GOLDEN_QUIET);
+    }
     let begun = now_ns();
     let mut working = others
         .iter()
@@ -220,6 +240,13 @@ fn measure(argvs: &[Vec<String>], burst: Burst, others: &[String]) -> Result<Vec
             let status = other.0.wait()?;
             ensure!(status.success(), "the capture failed: {status}");
         }
+        counters.insert(WORK.into(), now_ns() - begun);
+    } else if load == Load::GoldenSnapshot {
+        wait_for(&[
+            "/bin/sh".into(),
+            "-c".into(),
+            has_golden_of(NEW_KIND_MIB + run),
+        ])?;
         counters.insert(WORK.into(), now_ns() - begun);
     } else {
         let of_run = match burst.start {

@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One VM of this many has a network and a published port.
@@ -43,6 +44,11 @@ struct Original {
 
 /// Makes `count` hibernated VMs, measures the daemon's start with them and its memory, and removes
 /// them.
+///
+/// # Errors
+///
+/// If `count` is smaller than the number of VMs that really boot, `jiffy` fails, the daemon does
+/// not answer, or the VMs can't be removed.
 pub fn measure(count: u32) -> Result<Sample> {
     let copies = count.checked_sub(REAL).context("too few VMs")?;
     let found = real_vms().and_then(|()| with_copies(copies));
@@ -129,7 +135,7 @@ impl Original {
         }
         // It need not survive a crash of the machine.
         let synced = false;
-        jiffy_content::records::vm::save(&to, record, synced)?;
+        jiffy_content::records::vm::save(&to, record.into(), synced)?;
         Ok(())
     }
 
@@ -143,7 +149,7 @@ impl Original {
             IpAddr::V6(_) => None,
         });
         record.addresses = vec![v4.context("the VM has no address")?.into()];
-        let network = record.spec.network.as_mut();
+        let network = Arc::make_mut(&mut record.spec).network.as_mut();
         let port = u32::from(FIRST_PORT) + nth;
         network.context("the VM has no network")?.ports = vec![format!("{port}:{ANSWER_PORT}")];
         self.copy(number, record)
@@ -219,7 +225,7 @@ mod tests {
         assert_eq!(Some(record.id.as_str()), copy.file_name().unwrap().to_str());
         assert_eq!((record.name.as_str(), record.cid), ("sleeper-200", 20_200));
         assert_eq!(record.addresses, [IpAddr::from([10, 0, 1, 0])]);
-        assert_eq!(record.spec.network.unwrap().ports, ["18002:7000"]);
+        assert_eq!(record.spec.network.as_ref().unwrap().ports, ["18002:7000"]);
         let inode = |folder: &Path| {
             let file = fs::metadata(folder.join("hibernated/state"));
             file.unwrap().ino()

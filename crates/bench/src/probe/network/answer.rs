@@ -1,12 +1,13 @@
 //! From a start to a byte from a TCP server in the guest.
 
 use super::run_all;
-use crate::network::{HAS_GOLDEN, IMAGE, MEMORY_MIB, SERVER};
+use crate::network::{IMAGE, MEMORY_MIB, SERVER};
 use crate::plan::{HostCommands, Sample, Start};
 use crate::probe::marks::Marks;
 use crate::probe::node::{JIFFY, jiffy, output};
 use crate::probe::{Running, command, now_ns, timeline_spans, wait_for, wait_until_idle};
 use crate::traffic::{ANSWER, ANSWER_PORT, GUEST};
+use crate::verbs::has_golden_of;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::io::Read;
@@ -25,6 +26,10 @@ const BUSYBOX: &str = "/bin/busybox";
 const ROOT: &str = "/bench/answering-root";
 
 /// Measures one start.
+///
+/// # Errors
+///
+/// If the image can't be imported, or the VM can't be started or does not answer.
 pub fn to_answer(start: Start, run: u32) -> Result<Sample> {
     if run == 0 {
         import_image()?;
@@ -34,7 +39,7 @@ pub fn to_answer(start: Start, run: u32) -> Result<Sample> {
         Start::Cold => ready_when_it_says(&vm, &["--cold"]),
         Start::Golden => {
             if run > 0 {
-                wait_for(&["/bin/sh", "-c", HAS_GOLDEN].map(String::from))?;
+                wait_for(&["/bin/sh".into(), "-c".into(), has_golden_of(MEMORY_MIB)])?;
                 wait_until_idle()?;
             }
             ready_when_it_says(&vm, &[])
@@ -45,7 +50,12 @@ pub fn to_answer(start: Start, run: u32) -> Result<Sample> {
     found
 }
 
-/// An image with the server, and with the programs that nearly every image has.
+/// Imports an image with the server, and with the programs that nearly every image has, unless the
+/// node has it.
+///
+/// # Errors
+///
+/// If a program can't be copied, or `jiffy` fails.
 pub fn import_image() -> Result<()> {
     if output(&["image", "inspect", IMAGE])?.status.success() {
         return Ok(());
@@ -132,6 +142,10 @@ fn woken(vm: &str) -> Result<Sample> {
 }
 
 /// Measures from the first command for the host's side to the answer of another VMM's guest.
+///
+/// # Errors
+///
+/// If a command fails, or the guest does not listen or answer.
 pub fn peer_to_answer(host: &HostCommands, argv: &[String]) -> Result<Sample> {
     let mut command = command(argv)?;
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -158,6 +172,10 @@ pub fn peer_to_answer(host: &HostCommands, argv: &[String]) -> Result<Sample> {
 }
 
 /// Connects and reads the answer.
+///
+/// # Errors
+///
+/// If nothing answers within 30 s, or the answer is not [`ANSWER`].
 pub fn ask(address: Ipv4Addr, port: u16) -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&SocketAddr::from((address, port)), TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
