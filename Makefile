@@ -17,7 +17,7 @@ help:
 	@echo "make bench        measure Jiffy and the peers found on PATH; writes bench/results/"
 	@echo "make bench-check  fail if a committed figure got worse by more than 2 %"
 	@echo "make fuzz         run each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS)) seconds; prints the coverage"
-	@echo "make soak         random kills under load for SOAK_SECONDS ($(SOAK_SECONDS)) seconds; SOAK_SEED=N repeats an order"
+	@echo "make soak         random kills and full disks under load for SOAK_SECONDS ($(SOAK_SECONDS)) seconds; SOAK_SEED=N repeats an order"
 	@echo "make install      copy dist/ to PREFIX ($(PREFIX))"
 	@echo "make uninstall    remove it from PREFIX, and Jiffy's links and rules; data stays"
 	@echo "make clean        remove what was built here; caches in ~/.cache/jiffy stay"
