@@ -14,8 +14,9 @@
  *   monitor=A-B     with nested and chart: count and chart everything, the guest, the
  *                   host's kernel, and its program with code between these addresses;
  *                   start is an address of the host then
+ *   most=N          with profile: instructions after which the run ends without end
  *
- * The result is lines of text:
+ * The result is lines of text; the only one of a run that did not reach end is `unreached N`:
  *   total N                        instructions from start (included) to end (excluded)
  *   privileged N                   in, out, rdmsr, wrmsr and cpuid among them
  *   a ADDR N                       instructions executed at ADDR              (profile)
@@ -73,6 +74,7 @@ static bool profiling, nested, layers;
 static uint64_t monitor_from, monitor_to;
 static FILE *chart;
 static uint64_t least;
+static uint64_t most = UINT64_MAX;
 static bool started;
 
 /* Nested: whether the guest's guest runs. QEMU keeps translations of the two apart,
@@ -106,6 +108,34 @@ static struct slot *find(struct slot *table, uint64_t key)
         h = (h + 1) & (SLOTS - 1);
     table[h].key = key;
     return &table[h];
+}
+
+/* --- the result ---------------------------------------------------------- */
+
+static FILE *open_result(void)
+{
+    FILE *out = fopen(out_path, "w");
+    if (!out) {
+        perror(out_path);
+        _exit(1);
+    }
+    return out;
+}
+
+static void close_result(FILE *out)
+{
+    if (fclose(out)) {
+        perror(out_path);
+        _exit(1);
+    }
+    _exit(0);
+}
+
+static void give_up(void)
+{
+    FILE *out = open_result();
+    fprintf(out, "unreached %" PRIu64 "\n", total - at_start);
+    close_result(out);
 }
 
 /* --- a shadow of the call stacks -------------------------------------------- */
@@ -244,6 +274,8 @@ static void on_return(unsigned cpu, meminfo info, uint64_t vaddr, void *data)
 
 static void on_block(unsigned cpu, void *address)
 {
+    if (started && total - at_start > most)
+        give_up();
     if (pending) {
         enter(pending, pending_sp, (uint64_t)address);
         pending = NULL;
@@ -294,11 +326,7 @@ static void on_end(unsigned cpu, void *data)
 {
     if (!started)
         return;
-    FILE *out = fopen(out_path, "w");
-    if (!out) {
-        perror(out_path);
-        _exit(1);
-    }
+    FILE *out = open_result();
     fprintf(out, "total %" PRIu64 "\nprivileged %" PRIu64 "\n", total - at_start, privileged);
     if (nested) {
         fprintf(out, "exits %" PRIu64 "\n", exits);
@@ -324,11 +352,7 @@ static void on_end(unsigned cpu, void *data)
         perror("the chart");
         _exit(1);
     }
-    if (fclose(out)) {
-        perror(out_path);
-        _exit(1);
-    }
-    _exit(0);
+    close_result(out);
 }
 
 /* --- translation ------------------------------------------------------------ */
@@ -437,6 +461,8 @@ __attribute__((visibility("default"))) int qemu_plugin_install(plugin_id id, con
             profiling = true;
         else if (!strncmp(argv[i], "least=", 6))
             least = strtoull(argv[i] + 6, NULL, 0);
+        else if (!strncmp(argv[i], "most=", 5))
+            most = strtoull(argv[i] + 5, NULL, 0);
         else if (!strncmp(argv[i], "chart=", 6)) {
             chart = fopen(argv[i] + 6, "w");
             if (!chart) {

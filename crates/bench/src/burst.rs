@@ -24,13 +24,15 @@ const KINDS: [Kinds; 3] = [
     (BurstStart::Cold, "cold", &[1, 10, 50], &SOME_LOADS),
     (BurstStart::Pulled, "pulled", &[1, 10, 50], &SOME_LOADS),
 ];
-const LOADS: [(Load, &str); 6] = [
+const LOADS: [(Load, &str); 8] = [
     (Load::Idle, "idle"),
     (Load::Programs, "programs"),
     (Load::ManyPrograms, "many-programs"),
     (Load::Disk, "disk"),
     (Load::Compression, "compression"),
     (Load::GoldenSnapshot, "golden-snapshot"),
+    (Load::Reading, "reading"),
+    (Load::Trimming, "trimming"),
 ];
 const SOME_LOADS: [(Load, &str); 3] = [LOADS[0], LOADS[2], LOADS[3]];
 
@@ -75,13 +77,15 @@ pub fn cases(runs: u32) -> Vec<Case> {
     cases
 }
 
-/// The cases of bursts whose image is pulled.
-pub fn pulled(cases: &[Case]) -> impl Iterator<Item = &Case> {
-    let is_pulled = |case: &&Case| match case.kind {
-        Kind::Burst { burst, .. } => burst.start == BurstStart::Pulled,
+/// The cases of bursts that need images of a registry.
+pub fn from_registry(cases: &[Case]) -> impl Iterator<Item = &Case> {
+    let needs_it = |case: &&Case| match case.kind {
+        Kind::Burst { burst, .. } => {
+            burst.start == BurstStart::Pulled || burst.load.needs_registry()
+        }
         _ => false,
     };
-    cases.iter().filter(is_pulled)
+    cases.iter().filter(needs_it)
 }
 
 fn case(name: &str, burst: Burst, runs: u32) -> Case {
@@ -108,8 +112,8 @@ fn case(name: &str, burst: Burst, runs: u32) -> Case {
 /// What a burst left to the work that was there before: `…/others` is the share of the processor
 /// that other VMs had until the burst's last answer, `…/window` the share in a fixed time that is
 /// longer, `…/least` the smallest share of one of these VMs in that time, divided by the greatest,
-/// `…/used` the instructions of everything else in that time, `…/work` the time that a capture
-/// or a golden snapshot took. `…/fewer` is the time until the last answer to the owner of fewer
+/// `…/used` the instructions of everything else in that time, `…/work` the time that a capture,
+/// a golden snapshot, reading or trimming took. `…/fewer` is the time until the last answer to the owner of fewer
 /// runs, as a share of that of the other.
 pub fn figures(outcome: &Outcome) -> Vec<Figure> {
     let (monitor, samples) = (&outcome.monitor, &outcome.samples);

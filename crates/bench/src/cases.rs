@@ -201,7 +201,7 @@ fn measure_in(
             if [image::FIRST_ANSWER, image::PULLED, image::LAZY]
                 .iter()
                 .any(|case| wanted(&format!("{case} jiffy")))
-                || burst::pulled(&bursts).any(|case| wanted(&case.to_string()))
+                || burst::from_registry(&bursts).any(|case| wanted(&case.to_string()))
             {
                 let images = Images::prepare(scratch)?;
                 cases.extend(images.cases(verbs::HAS_GOLDEN, runs));

@@ -39,7 +39,8 @@ pub const CONFIG: &str = "/bench/registry.yml";
 pub const PROGRAM: &str = "/usr/bin/docker-registry";
 
 const STORAGE: &str = "/bench/registry";
-const SYSTEM: &str = "bench/system:1";
+/// A Debian system with the essential packages of the host.
+pub const SYSTEM: &str = "bench/system:1";
 const SMALL: &str = "bench/small:1";
 /// A small image that is fetched on demand; it has only a shell and `true`.
 pub const SMALL_LAZY: &str = "bench/small-lazy:1";

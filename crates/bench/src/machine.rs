@@ -1,7 +1,7 @@
 //! The machine in which cases run, one after another.
 
 use crate::figure::Clock;
-use crate::plan::{Case, Kind, Outcome, Scheduler};
+use crate::plan::{Case, Kind, Needs, Outcome, SMALL_CACHE, Scheduler};
 use crate::proxy;
 use anyhow::{Context, Result};
 use jiffy_machine::image::build::Addition;
@@ -18,6 +18,8 @@ const JAIL: &str = "JIFFY_JAIL";
 const CPUS: &str = "JIFFY_BENCH_CPUS";
 /// Environment variable that chooses the scheduler of `jiffyd`.
 const SCHEDULER: &str = "JIFFY_SCHEDULER";
+/// Environment variable that limits the caches of `jiffyd`.
+const CACHE: &str = "JIFFY_CACHE";
 /// Time limit for all runs of a case: several times what the longest case takes.
 const CASE_TIME: Duration = Duration::from_secs(150);
 /// Memory of a machine for many VMs at once.
@@ -34,7 +36,7 @@ pub struct Machine {
     clock: Clock,
     files: Vec<Addition>,
     has_much_memory: bool,
-    scheduler: Scheduler,
+    needs: Needs,
     lab: Option<Lab>,
 }
 
@@ -46,7 +48,7 @@ impl Machine {
             clock,
             files,
             has_much_memory,
-            scheduler: Scheduler::Usual,
+            needs: Needs::default(),
             lab: None,
         }
     }
@@ -69,9 +71,9 @@ impl Machine {
     /// Under software emulation a guest of any VMM sometimes hangs (docs/laboratory.md). A new machine
     /// is then started for this case and later ones.
     pub fn measure(&mut self, case: &Case) -> Outcome {
-        if case.kind.scheduler() != self.scheduler {
-            self.scheduler = case.kind.scheduler();
-            // The daemon that runs there began with the other one.
+        if case.kind.needs() != self.needs {
+            self.needs = case.kind.needs();
+            // The daemon that runs there began with other options.
             self.lab = None;
         }
         let mut tries = 0;
@@ -105,7 +107,7 @@ impl Machine {
             Ok(cpus) => cpus.parse().with_context(|| format!("{CPUS}={cpus}"))?,
             Err(_) => options.cpus,
         };
-        let kernel = self.scheduler.needs_sched_ext();
+        let kernel = self.needs.scheduler.needs_sched_ext();
         Lab::boot(LabOptions {
             files: self.files.clone(),
             kernel: kernel.then(|| host_kernel::SCHED.to_owned()),
@@ -128,8 +130,15 @@ impl Machine {
         if let Ok(jail) = std::env::var(JAIL) {
             command = command.env(JAIL, &jail);
         }
-        if case.kind.scheduler() == Scheduler::SchedExt {
+        let Needs {
+            scheduler,
+            small_cache,
+        } = case.kind.needs();
+        if scheduler == Scheduler::SchedExt {
             command = command.env(SCHEDULER, "sched-ext");
+        }
+        if small_cache {
+            command = command.env(CACHE, &SMALL_CACHE.to_string());
         }
         let output = command
             .stdin(serde_json::to_vec(case)?)

@@ -266,10 +266,11 @@ pub enum BurstStart {
 }
 
 /// What schedules a node's processors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheduler {
     /// The machine's usual kernel.
+    #[default]
     Usual,
     /// The kernel that has sched_ext, by its own EEVDF.
     Eevdf,
@@ -300,6 +301,17 @@ pub enum Load {
     Compression,
     /// A golden snapshot of another kind of VM is made.
     GoldenSnapshot,
+    /// A VM reads an image whose blocks the registry sends on demand, and the pager reads ahead.
+    Reading,
+    /// The caches exceed their limit, and are trimmed.
+    Trimming,
+}
+
+impl Load {
+    /// Whether its VM has an image of the registry.
+    pub fn needs_registry(self) -> bool {
+        matches!(self, Load::Reading | Load::Trimming)
+    }
 }
 
 /// What serves a shared folder.
@@ -337,12 +349,27 @@ pub struct HostCommands {
     pub remove: Vec<Vec<String>>,
 }
 
-impl Kind {
+/// What a case needs of the machine's kernel and of its daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Needs {
     /// What schedules the machine.
-    pub fn scheduler(&self) -> Scheduler {
+    pub scheduler: Scheduler,
+    /// Whether the limit of the daemon's caches is [`SMALL_CACHE`].
+    pub small_cache: bool,
+}
+
+/// A limit of caches that one image exceeds, bytes.
+pub const SMALL_CACHE: u64 = 16 << 20;
+
+impl Kind {
+    /// What it needs of the machine and its daemon.
+    pub fn needs(&self) -> Needs {
         match self {
-            Kind::Burst { burst, .. } => burst.scheduler,
-            _ => Scheduler::Usual,
+            Kind::Burst { burst, .. } => Needs {
+                scheduler: burst.scheduler,
+                small_cache: burst.load == Load::Trimming,
+            },
+            _ => Needs::default(),
         }
     }
 
@@ -410,7 +437,7 @@ pub const LEAST_SHARE: &str = "least_share_per_mille";
 /// Counter: instructions that the machine executed in that window, without those of the others.
 pub const BURST_WORK: &str = "burst_work";
 
-/// Counter: time that a capture took during which a burst was requested, nanoseconds.
+/// Counter: time that other work with an end took, during which a burst was requested, nanoseconds.
 pub const WORK: &str = "work_ns";
 
 /// Counter: the total of which [`BYTES`] is a part.

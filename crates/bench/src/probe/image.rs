@@ -54,7 +54,11 @@ pub fn first_answer(run: u32, reference: &str, whole: u64) -> Result<Sample> {
 }
 
 /// Starts the registry, which runs until the result is dropped.
-fn registry() -> Result<Running> {
+///
+/// # Errors
+///
+/// If its program is missing, ends, or does not listen within a minute.
+pub fn registry() -> Result<Running> {
     let mut command = Command::new(PROGRAM);
     command.args(["serve", CONFIG]).stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(Stdio::null());

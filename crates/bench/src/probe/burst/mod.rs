@@ -1,38 +1,26 @@
 //! Measures bursts of runs on a node with other work.
 
+mod other_work;
+
 use super::at_once::to_first_byte_of_each;
 use super::many::{idle_ns, pid_of};
 use super::node::{JIFFY, jiffy, output};
-use super::{Running, command, cpu_ns, image, now_ns, wait_for, wait_until_idle};
+use super::{Running, cpu_ns, image, now_ns, wait_for, wait_until_idle};
 use crate::image::{HOST, SMALL_LAZY};
 use crate::plan::{
-    BURST_WORK, Burst, BurstStart, FEWER_RUNS, LEAST_SHARE, Load, OTHERS, OTHERS_IN_WINDOW, Sample,
+    BURST_WORK, Burst, BurstStart, FEWER_RUNS, LEAST_SHARE, OTHERS, OTHERS_IN_WINDOW, Sample,
     Scheduler, WORK,
 };
-use crate::verbs::has_golden_of;
 use anyhow::{Context, Result, anyhow, ensure};
+use other_work::{OtherWork, system_image};
 use std::collections::BTreeMap;
-use std::process::Stdio;
 use std::time::Duration;
 
-/// VMs whose programs never wait, few and many.
-const PROGRAMS: [u32; 2] = [4, 16];
-/// VMs that write to their disks.
-const WRITERS: u32 = 2;
 /// Length of the window, and what each run adds, and each whose image is pulled: longer than a burst
 /// takes beside many programs.
 const WINDOW: Duration = Duration::from_millis(500);
 const WINDOW_OF_RUN: Duration = Duration::from_millis(60);
 const WINDOW_OF_PULL: Duration = Duration::from_millis(250);
-/// Time for which other work runs before the burst.
-const BEFORE: Duration = Duration::from_millis(50);
-/// RAM of VMs of a kind without a golden snapshot, to which the number of the burst is added.
-const NEW_KIND_MIB: u32 = 200;
-/// How long no run may begin before the node makes a golden snapshot.
-const GOLDEN_QUIET: Duration = Duration::from_secs(1);
-/// Copies of 1.35 MiB of text in the memory of the VM that is captured.
-const COPIES: u32 = 30;
-const SNAPSHOT: &str = "burst-snapshot";
 /// Runs of the usual size for which the machine has room at once.
 const ROOM: u32 = 50;
 /// Of two owners one requests every fifth run.
@@ -48,36 +36,39 @@ const LARGE: &str = "--memory=640M";
 /// If a run of the burst fails, the load can't be made, the machine does not become idle within 60
 /// s, or the scheduler is not the wanted one.
 pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
-    let Burst {
-        size, start, load, ..
-    } = burst;
+    let Burst { size, start, .. } = burst;
     if run == 0 {
         let memory = burst.owners.then_some(LARGE);
         jiffy(&[&["run", "--rm"], memory.as_slice(), &["--", "true"]].concat())?;
         return Ok(Vec::new());
     }
     wait_for(once)?;
-    let pulled = pulled_image();
-    let registry = (start == BurstStart::Pulled).then(|| image::pull(&pulled));
-    let registry = registry.transpose()?;
+    let mut others = OtherWork::new(burst.load, run);
+    let mut images = Vec::new();
+    if start == BurstStart::Pulled {
+        images.push(pulled_image());
+    }
+    if burst.load.needs_registry() {
+        images.push(system_image());
+    }
+    let registry = match images.is_empty() {
+        true => None,
+        false => Some(image::registry()?),
+    };
     if let Some(registry) = &registry {
         prefer(registry)?;
     }
+    for image in &images {
+        jiffy(&["image", "pull", image])?;
+    }
     let vms = numbered("burst", size);
-    let others = match load {
-        Load::Idle | Load::GoldenSnapshot => Vec::new(),
-        Load::Programs => numbered("working", PROGRAMS[0]),
-        Load::ManyPrograms => numbered("working", PROGRAMS[1]),
-        Load::Disk => numbered("writing", WRITERS),
-        Load::Compression => numbered("captured", 1),
-    };
-    let measured = prepare(load, &others, run).and_then(|()| {
+    let measured = others.prepare().and_then(|()| {
         // Spares and standbys are prepared again.
         wait_until_idle()?;
         let argvs = (1..).zip(&vms).map(|(number, vm)| argv(burst, number, vm));
         let argvs: Vec<Vec<String>> = argvs.collect();
         check_scheduler(burst.scheduler)?;
-        let mut samples = measure(&argvs, burst, &others, run)?;
+        let mut samples = measure(&argvs, burst, &mut others)?;
         if burst.owners {
             let share = fewer_runs(&samples);
             samples[0].counters.insert(FEWER_RUNS.into(), share);
@@ -87,12 +78,12 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
         Ok(samples)
     });
     // If this fails, there is nothing to remove.
-    for vm in others.iter().chain(&vms) {
+    for vm in &vms {
         let _ = output(&["rm", "--force", vm]);
     }
-    let _ = output(&["snapshot", "rm", SNAPSHOT]);
+    others.remove();
     if start == BurstStart::Pulled {
-        jiffy(&["image", "rm", &pulled])?;
+        jiffy(&["image", "rm", &pulled_image()])?;
     }
     measured
 }
@@ -170,85 +161,17 @@ fn fewer_runs(samples: &[Sample]) -> u64 {
     last(true).unwrap_or(0) * 1000 / last(false).unwrap_or(1).max(1)
 }
 
-/// Starts the VMs of the other work.
-fn prepare(load: Load, others: &[String], run: u32) -> Result<()> {
-    for vm in others {
-        let mut words = vec!["run", "--detach", "--name", vm];
-        if load == Load::Disk {
-            words.push("--root-disk=1G");
-        }
-        jiffy(&words)?;
-    }
-    if load == Load::Compression {
-        // Text that differs in each run, so that nothing of an earlier snapshot is used.
-        let script = format!(
-            "head -c 1m /dev/urandom | base64 > /tmp/text && echo {run} > /tmp/all && \
-             for copy in $(seq {COPIES}); do cat /tmp/text; done >> /tmp/all"
-        );
-        for vm in others {
-            jiffy(&["exec", vm, "--", "sh", "-c", &script])?;
-        }
-    }
-    Ok(())
-}
-
 /// Begins the other work, requests the runs and ends the other work.
-fn measure(
-    argvs: &[Vec<String>],
-    burst: Burst,
-    others: &[String],
-    run: u32,
-) -> Result<Vec<Sample>> {
-    let load = burst.load;
-    if load == Load::GoldenSnapshot {
-        let memory = format!("--memory={}M", NEW_KIND_MIB + run);
-        jiffy(&["run", "--rm", &memory, "--", "true"])?;
-        std::thread::sleep(GOLDEN_QUIET);
-    }
-    let begun = now_ns();
-    let mut working = others
-        .iter()
-        .map(|vm| {
-            let script = match load {
-                Load::Disk => {
-                    "while dd if=/dev/zero of=/flood bs=1M count=16 conv=fsync 2>/dev/null; do :; done"
-                }
-                _ => "while :; do :; done",
-            };
-            let words = match load {
-                Load::Compression => vec![JIFFY, "snapshot", "create", vm, SNAPSHOT],
-                _ => vec![JIFFY, "exec", vm, "--", "sh", "-c", script],
-            };
-            let words: Vec<String> = words.into_iter().map(String::from).collect();
-            let mut command = command(&words)?;
-            // The probe's answer is on stdout.
-            command.stdout(Stdio::null());
-            Ok(Running(command.spawn().context(JIFFY)?))
-        })
-        .collect::<Result<Vec<Running>>>()?;
-    let pids = others.iter().map(|vm| pid_of(vm));
+fn measure(argvs: &[Vec<String>], burst: Burst, others: &mut OtherWork) -> Result<Vec<Sample>> {
+    // Before some of these VMs are removed.
+    let pids = others.vms.iter().map(|vm| pid_of(vm));
     let pids = pids.collect::<Result<Vec<u32>>>()?;
-    if load != Load::Idle {
-        std::thread::sleep(BEFORE);
-    }
-    let before = Moment::now(&pids)?;
-    let (answers, _) = to_first_byte_of_each(argvs);
-    let after = Moment::now(&pids)?;
+    others.begin()?;
     let mut counters = BTreeMap::new();
-    if load == Load::Compression {
-        for other in &mut working {
-            let status = other.0.wait()?;
-            ensure!(status.success(), "the capture failed: {status}");
-        }
-        counters.insert(WORK.into(), now_ns() - begun);
-    } else if load == Load::GoldenSnapshot {
-        wait_for(&[
-            "/bin/sh".into(),
-            "-c".into(),
-            has_golden_of(NEW_KIND_MIB + run),
-        ])?;
-        counters.insert(WORK.into(), now_ns() - begun);
-    } else {
+    let answers = if others.is_endless() {
+        let before = Moment::now(&pids)?;
+        let (answers, _) = to_first_byte_of_each(argvs);
+        let after = Moment::now(&pids)?;
         let of_run = match burst.start {
             BurstStart::Pulled => WINDOW_OF_PULL,
             _ => WINDOW_OF_RUN,
@@ -257,15 +180,14 @@ fn measure(
         let rest = window.checked_sub(Duration::from_nanos(now_ns() - before.time));
         std::thread::sleep(rest.context("the burst took longer than its window")?);
         let end = Moment::now(&pids)?;
-        for other in &mut working {
-            let status = other.0.try_wait()?;
-            ensure!(
-                status.is_none(),
-                "a program that never ends ended: {status:?}"
-            );
-        }
+        others.check_goes_on()?;
         counters.extend(before.counters(&after, &end));
-    }
+        answers
+    } else {
+        let (answers, _) = to_first_byte_of_each(argvs);
+        counters.insert(WORK.into(), others.wait()?);
+        answers
+    };
     let mut counters = Some(counters);
     let mut sample = |answer: &Result<(u64, Running)>| {
         let (nanoseconds, _) = answer.as_ref().map_err(|error| anyhow!("{error:#}"))?;
