@@ -50,16 +50,22 @@ pub(crate) struct Answering {
     vm: Arc<VmHandle>,
     key: Key,
     pool: Arc<Pool>,
+    /// Whether the request had a body.
+    has_body: bool,
 }
 
 impl Answering {
-    /// The connection waits for its next request, once the body of the answer has ended.
+    /// The connection waits for its next request, once the body of the answer has ended. After a request
+    /// with a body it is closed: a server that has not read the body would take it for the next request.
     pub(crate) fn ended(mut self) {
+        if self.has_body {
+            return;
+        }
         if self.server.sender.is_ready() {
             return self.keep();
         }
         if !self.server.sender.is_closed() {
-            // Its task is about to notice the end, or still sends the body of the request.
+            // Its task is about to notice the end.
             tokio::spawn(async move {
                 if self.server.sender.ready().await.is_ok() {
                     self.keep();
@@ -99,25 +105,32 @@ impl Servers {
         may_switch: bool,
     ) -> Result<Answered, Refusal> {
         let key = (vm.id.clone(), port);
-        let address = self.address(vm, port)?;
         let mut place = self.place(vm).await?;
-        let can_repeat = is_repeatable(&request);
-        let kept = || {
-            let kept = || self.pool.take(vm, &key, address, can_repeat);
-            (!may_switch).then(kept).flatten()
+        let has_body = !matches!(request.body(), Outgoing::None);
+        // May it be sent again when it may have reached the server? Its method must be safe (RFC 9110
+        // §9.2.1), and a body is gone once it was sent.
+        let can_repeat = !has_body && request.method().is_safe();
+        // The address is looked up after each wait for a place: meanwhile it may be another VM's.
+        let kept = || match may_switch {
+            true => Ok(None),
+            false => {
+                let address = self.address(vm, port)?;
+                Ok(self.pool.take(vm, &key, address, can_repeat))
+            }
         };
-        while let Some(mut server) = kept() {
+        while let Some(mut server) = kept()? {
             *lock(&server.place) = Some(place);
             let copy = can_repeat.then(|| copy_of(&request));
             let mut error = match server.sender.try_send_request(request).await {
-                Ok(response) => return Ok(self.answered(vm, key, server, response)),
+                Ok(response) => return Ok(self.answered(vm, key, server, response, has_body)),
                 Err(error) => error,
             };
             let unsent = error.take_message();
             let is_unsent = unsent.is_some();
             let error = error.into_error();
             debug!(vm = %vm.name, port, %error, is_unsent, "a kept connection failed");
-            let again = unsent.or(copy.filter(|_| has_closed(&error)));
+            // What was wrong may be of the connection, such as a body after the answer to HEAD.
+            let again = unsent.or(copy);
             request = again.ok_or_else(|| upstream_error(vm, port, &error))?;
             let freed = lock(&server.place).take();
             place = match freed {
@@ -130,10 +143,11 @@ impl Servers {
                 break;
             }
         }
+        let address = self.address(vm, port)?;
         let mut server = self.connect(vm, port, address, place).await?;
         let response = self.answer_of_new(&key, &mut server, request).await;
         let response = response.map_err(|error| upstream_error(vm, port, &error))?;
-        Ok(self.answered(vm, key, server, response))
+        Ok(self.answered(vm, key, server, response, has_body))
     }
 
     /// Sends the first request over a new connection.
@@ -162,6 +176,7 @@ impl Servers {
         key: Key,
         mut server: Server,
         response: Response<Incoming>,
+        has_body: bool,
     ) -> Answered {
         server.answers += 1;
         let answering = Answering {
@@ -169,6 +184,7 @@ impl Servers {
             vm: Arc::clone(vm),
             key,
             pool: Arc::clone(&self.pool),
+            has_body,
         };
         Answered {
             response,
@@ -254,12 +270,6 @@ pub(crate) fn persists(response: &Response<Incoming>) -> bool {
         && !connection_options(response.headers()).any(|it| it.eq_ignore_ascii_case("close"))
 }
 
-/// May a request be sent again that may have reached its server? Its method must be safe (RFC 9110
-/// §9.2.1), and a body is gone once it was sent.
-fn is_repeatable(request: &Request<Outgoing>) -> bool {
-    request.method().is_safe() && matches!(request.body(), Outgoing::None)
-}
-
 /// A copy of a request without a body.
 fn copy_of(request: &Request<Outgoing>) -> Request<Outgoing> {
     let mut copy = Request::new(Outgoing::None);
@@ -268,12 +278,6 @@ fn copy_of(request: &Request<Outgoing>) -> Request<Outgoing> {
     *copy.version_mut() = request.version();
     *copy.headers_mut() = request.headers().clone();
     copy
-}
-
-/// Does the error mean that the server closed the connection before it answered?
-fn has_closed(error: &hyper::Error) -> bool {
-    let is_io = || error.source().is_some_and(|it| it.is::<std::io::Error>());
-    error.is_incomplete_message() || error.is_closed() || error.is_canceled() || is_io()
 }
 
 pub(crate) fn no_network(name: &str) -> Refusal {

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// How long the proxy keeps a connection, less what a server may miss of it.
 const KEPT: Duration = Duration::from_millis(700);
+/// How long after its header a body comes that should not.
+const STRAY: Duration = Duration::from_millis(20);
 /// Most connections that the proxy keeps to a port.
 const MOST: usize = 16;
 
@@ -44,7 +46,8 @@ impl Seen {
 /// Serves HTTP/1.1, each connection until its client closes it. The answer is the number of the
 /// connection. `/close` is answered with `Connection: close`, `/old` in HTTP/1.0, `/leave` by an answer
 /// and the unannounced end of the connection, and `/last` only by its end, except on a new connection.
-/// `/switch` switches to a protocol that repeats lines.
+/// `/switch` switches to a protocol that repeats lines. `/stray` is answered as if the method were GET, the
+/// body after [`STRAY`].
 fn keep_for(listener: TcpListener) -> Arc<Seen> {
     let seen = Arc::<Seen>::default();
     let served = Arc::clone(&seen);
@@ -84,6 +87,14 @@ fn serve(mut client: TcpStream, number: usize, seen: &Seen) {
                 while !seen.is_released.load(Ordering::SeqCst) {
                     thread::sleep(Duration::from_millis(5));
                 }
+            }
+            "/stray" => {
+                let head = "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n";
+                client.write_all(head.as_bytes()).unwrap();
+                thread::sleep(STRAY);
+                // The client has the whole answer, and may be gone.
+                let _ = client.write_all(b"x");
+                continue;
             }
             "/old" => (version, more) = ("1.0", "Connection: keep-alive\r\n"),
             "/close" => more = "Connection: close\r\n",
@@ -325,6 +336,33 @@ fn a_connection_that_its_server_closed_costs_no_client_an_error() {
         assert_eq!(seen.last.load(Ordering::SeqCst), 1, "{status}");
         status == "http/1.1 502 bad gateway"
     });
+}
+
+/// A server that does not read a body takes it for the next request.
+#[test]
+fn a_connection_is_not_kept_after_a_request_with_a_body() {
+    let daemon = daemon();
+    let _seen = web(&daemon);
+    for method in ["POST", "GET"] {
+        let mut stream = send(&format!(
+            "{method} / HTTP/1.1\r\n{HOST}\r\nContent-Length: 2\r\n\r\nhi"
+        ));
+        assert_eq!(head_of(&mut stream)[0], "http/1.1 200 ok");
+        let mut number = [0];
+        stream.read_exact(&mut number).unwrap();
+        assert_ne!(ask("/").to_string().as_bytes(), number, "{method}");
+    }
+}
+
+#[test]
+fn bytes_after_an_answer_cost_the_next_client_no_error() {
+    let daemon = daemon();
+    let _seen = web(&daemon);
+    for _ in 0..10 {
+        let mut stream = send(&format!("HEAD /stray HTTP/1.1\r\n{HOST}\r\n\r\n"));
+        assert_eq!(head_of(&mut stream)[0], "http/1.1 200 ok");
+        ask("/");
+    }
 }
 
 #[test]
