@@ -58,6 +58,8 @@ const LOW_PRIORITY: i32 = 10;
 /// `jiffy-origins` that ends sooner than this after the pager's start would end soon in the next pager,
 /// too.
 const ORIGINS_TRIAL: Duration = Duration::from_secs(2);
+/// How long the pager goes on without it then.
+const WITHOUT_ORIGINS: Duration = Duration::from_secs(60);
 
 /// A message of another thread to the server.
 enum Notice {
@@ -126,6 +128,8 @@ pub struct Server {
     images: Arc<Images>,
     /// The channel to `jiffy-origins`, while that lives.
     origins: Option<OwnedFd>,
+    /// When it ends if it goes on without.
+    without_origins_until: Option<Instant>,
     started: Instant,
     working_sets: WorkingSets,
     pool: Pool,
@@ -181,6 +185,7 @@ impl Server {
             opening: BTreeMap::new(),
             images: Arc::new(Images::new(reader)),
             origins,
+            without_origins_until: None,
             started: Instant::now(),
             working_sets: WorkingSets::default(),
             pool: Pool::start(settings, io_pool.clone())?,
@@ -192,8 +197,8 @@ impl Server {
         })
     }
 
-    /// Serves until `stop` is readable or `jiffy-origins` has ended; then drops all VMs and writes the
-    /// recordings. The threads of the I/O pool serve in turns.
+    /// Serves until `stop` is readable or `jiffy-origins` has ended; then drops all VMs. In the first
+    /// case recordings are written. The threads of the I/O pool serve in turns.
     ///
     /// # Errors
     ///
@@ -230,12 +235,10 @@ impl Server {
                     return Ok(false);
                 }
                 Source::Wakeup => self.handle_notices(),
-                Source::Origins => {
-                    if !self.continues_without_origins() {
-                        self.finish();
-                        return Ok(false);
-                    }
-                }
+                // As if it was killed: closing disks in order takes too long for VMs that need their
+                // memory, and their requests would fail.
+                Source::Origins if !self.continues_without_origins() => return Ok(false),
+                Source::Origins => {}
                 Source::Control => self.accept_client(),
                 Source::Client(number) => self.read_client(number),
                 Source::Listener(name) => self.with_served(&name, Served::accept),
@@ -251,7 +254,8 @@ impl Server {
             served.hang_up_if_late(looked);
         }
         self.expire_completions(looked);
-        Ok(true)
+        let ends = self.without_origins_until.is_some_and(|it| it <= looked);
+        Ok(!ends)
     }
 
     /// Sleeps until there is something to do, and returns the ready sources.
@@ -273,7 +277,7 @@ impl Server {
             sources.push(Source::Client(*number));
             fds.push(PollFd::from_borrowed_fd(client.as_fd(), client.interest()));
         }
-        let mut deadline: Option<Instant> = None;
+        let mut deadline = self.without_origins_until;
         for (name, served) in &self.served {
             match served.peer_fd() {
                 Some(peer) => {
@@ -324,14 +328,16 @@ impl Server {
             .collect())
     }
 
-    /// Whether this pager goes on although `jiffy-origins` has ended. It is confined, and can't start
+    /// Whether this pager goes on for a time although `jiffy-origins` has ended. It is confined, and can't start
     /// another one. The next pager can, and serves the same VMs.
     fn continues_without_origins(&mut self) -> bool {
         self.origins = None;
         let continues = self.started.elapsed() < ORIGINS_TRIAL;
+        self.without_origins_until = continues.then(|| Instant::now() + WITHOUT_ORIGINS);
         match continues {
             true => tracing::error!(
-                "jiffy-origins ended: chunks that are in a registry or at a peer can't be read"
+                "jiffy-origins ended: chunks that are in a registry or at a peer can't be read for {} s",
+                WITHOUT_ORIGINS.as_secs()
             ),
             false => tracing::error!(
                 "jiffy-origins ended: this pager ends, too, because only the next one can start it"

@@ -399,8 +399,13 @@ impl Fetcher for DiskChunks {
     fn give_up(&self) {
         let mut link = self.link();
         link.pending.clear();
-        if let Pager::Searched { next, .. } = link.pager {
-            link.pager = Pager::Disconnected { until: Some(next) };
+        match link.pager {
+            Pager::Searched { next, .. } => {
+                link.pager = Pager::Disconnected { until: Some(next) };
+            }
+            // Of the requests that were given up.
+            Pager::Unreachable(_) => link.pager = Pager::Disconnected { until: None },
+            _ => {}
         }
     }
 }
