@@ -556,5 +556,6 @@ fn is_paused(vm: &VmHandle) -> Error {
 }
 
 fn is_starting_vm(vm: &VmHandle) -> bool {
-    vm.view.borrow().vm.state == VmState::Starting
+    // The view of a VM whose task has failed does not change any more.
+    vm.view.borrow().vm.state == VmState::Starting && vm.view.has_changed().is_ok()
 }

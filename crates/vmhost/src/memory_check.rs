@@ -1,14 +1,22 @@
 //! Whether the saved memory of a hibernated VM can be used.
 //!
 //! A daemon may start with thousands of hibernated VMs, so it does not look at their files before it
-//! answers. Each is checked when it is shown or woken, or in the background.
+//! answers. Each is checked when it is shown, or in the background; a wake reads it in any case.
 
 use jiffy_sys::mutex::lock;
 use std::sync::{Mutex, MutexGuard};
 
 /// What is known of the saved memory of a VM.
 #[derive(Debug)]
-pub struct MemoryCheck(Mutex<Option<Problem>>);
+pub struct MemoryCheck(Mutex<Known>);
+
+#[derive(Debug)]
+struct Known {
+    /// The result of the last check.
+    problem: Option<Problem>,
+    /// How often it was found to be good without a check.
+    generation: u64,
+}
 
 /// Why it can't be used, in one sentence; `None` if it can.
 type Problem = Option<Box<str>>;
@@ -16,42 +24,59 @@ type Problem = Option<Box<str>>;
 impl MemoryCheck {
     /// It is known to be good, or there is none.
     pub fn good() -> MemoryCheck {
-        MemoryCheck(Mutex::new(Some(None)))
+        MemoryCheck::new(Some(None))
     }
 
     /// An earlier daemon saved it.
     pub fn unchecked() -> MemoryCheck {
-        MemoryCheck(Mutex::new(None))
+        MemoryCheck::new(None)
+    }
+
+    fn new(problem: Option<Problem>) -> MemoryCheck {
+        MemoryCheck(Mutex::new(Known {
+            problem,
+            generation: 0,
+        }))
     }
 
     /// Was it checked, or saved by this daemon?
     pub fn is_done(&self) -> bool {
-        self.lock().is_some()
+        self.lock().problem.is_some()
     }
 
     /// Checks it, if that was not done; returns a problem that this check has found. `look` may block.
     pub fn run(&self, look: impl FnOnce() -> Result<(), String>) -> Option<String> {
-        // Held meanwhile, so that nothing is found in files of an earlier hibernation.
+        let generation = {
+            let known = self.lock();
+            if known.problem.is_some() {
+                return None;
+            }
+            known.generation
+        };
+        let problem = look().err();
         let mut known = self.lock();
-        if known.is_some() {
+        // What was found may be of files of an earlier hibernation.
+        if known.generation != generation || known.problem.is_some() {
             return None;
         }
-        let problem = look().err();
-        *known = Some(problem.as_deref().map(Into::into));
+        known.problem = Some(problem.as_deref().map(Into::into));
         problem
     }
 
     /// The problem, if one was found.
     pub fn problem(&self) -> Option<String> {
-        self.lock().as_ref()?.as_deref().map(str::to_owned)
+        let known = self.lock();
+        known.problem.as_ref()?.as_deref().map(str::to_owned)
     }
 
-    /// The memory is saved anew.
-    pub fn saved(&self) {
-        *self.lock() = Some(None);
+    /// The memory is saved anew, or was read without a problem.
+    pub fn is_good(&self) {
+        let mut known = self.lock();
+        known.problem = Some(None);
+        known.generation += 1;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Problem>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         lock(&self.0)
     }
 }
@@ -72,7 +97,7 @@ mod tests {
         assert!(check.is_done());
         assert_eq!(check.run(|| panic!("again")), None);
         assert_eq!(check.problem().as_deref(), Some("It is gone."));
-        check.saved();
+        check.is_good();
         assert!(check.is_done());
         assert_eq!(check.problem(), None);
         assert!(MemoryCheck::good().is_done());
@@ -83,9 +108,9 @@ mod tests {
         let check = MemoryCheck::unchecked();
         let (begun, has_begun) = mpsc::channel();
         let (saves, is_saving) = mpsc::channel();
-        thread::scope(|scope| {
+        let found = thread::scope(|scope| {
             let check = &check;
-            scope.spawn(move || {
+            let overtaken = scope.spawn(move || {
                 check.run(|| {
                     begun.send(()).unwrap();
                     is_saving.recv().unwrap();
@@ -93,9 +118,11 @@ mod tests {
                 })
             });
             has_begun.recv().unwrap();
+            check.is_good();
             saves.send(()).unwrap();
-            check.saved();
+            overtaken.join().unwrap()
         });
+        assert_eq!(found, None);
         assert_eq!(check.problem(), None);
     }
 }

@@ -49,7 +49,11 @@ impl Node {
     }
 
     fn check_sleeper(&self, vm: &VmHandle) {
-        let look = || check_hibernated_memory(&self.folder(vm), &vm.name);
+        let look = || match check_hibernated_memory(&self.folder(vm), &vm.name) {
+            // It was woken, ended or removed meanwhile, which removes the memory.
+            Err(_) if vm.view.borrow().vm.state != VmState::Hibernated => Ok(()),
+            found => found,
+        };
         if let Some(error) = vm.memory_check.run(look) {
             warn!(vm = %vm.name, error, "a VM can't be woken");
         }

@@ -24,6 +24,7 @@ use jiffy_net::{Cidr, Error};
 use jiffy_sys::causes;
 use jiffy_sys::peer::Peer;
 use jiffy_wire::api::VmState;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -124,7 +125,8 @@ fn lock_namespace() -> Result<UnixListener, String> {
 fn lock_name(name: &[u8], is_alive: impl Fn(u32) -> bool) -> Result<UnixListener, String> {
     let unlocked = |error: io::Error| format!("cannot lock the network: {error}");
     let address = SocketAddr::from_abstract_name(name).map_err(unlocked)?;
-    let mut wait_until = None;
+    let until = Instant::now() + DYING_TIME;
+    let mut holder = Holder::Unknown;
     loop {
         match UnixListener::bind_addr(&address) {
             Ok(lock) => return Ok(lock),
@@ -132,23 +134,36 @@ fn lock_name(name: &[u8], is_alive: impl Fn(u32) -> bool) -> Result<UnixListener
             Err(error) => return Err(unlocked(error)),
         }
         // Its holder is looked at once: each look takes a place in the socket's queue.
-        let until = *wait_until.get_or_insert_with(|| {
-            let is_dead = listener_of(name).is_some_and(|pid| !is_alive(pid));
-            is_dead.then(|| Instant::now() + DYING_TIME)
-        });
-        if until.is_none_or(|until| Instant::now() >= until) {
+        if holder == Holder::Unknown {
+            holder = match listener_of(name) {
+                // It was closed since the attempt to listen.
+                Err(Errno::CONNREFUSED) => Holder::Unknown,
+                Ok(Some(pid)) if !is_alive(pid) => Holder::Dead,
+                _ => Holder::Alive,
+            };
+        }
+        if holder == Holder::Alive || Instant::now() >= until {
             return Err(failed(Error::OtherNode));
         }
         std::thread::sleep(DYING_POLL);
     }
 }
 
+/// What is known of the daemon that has the network.
+#[derive(PartialEq, Eq)]
+enum Holder {
+    Unknown,
+    Dead,
+    /// Or it can't be seen.
+    Alive,
+}
+
 /// The process that began to listen on an abstract socket; `None` if that can't be seen.
-fn listener_of(name: &[u8]) -> Option<u32> {
+fn listener_of(name: &[u8]) -> Result<Option<u32>, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
-    connect(&socket, &SocketAddrUnix::new_abstract_name(name).ok()?).ok()?;
-    Peer::of(&socket).ok()?.pid
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+    Ok(Peer::of(&socket).ok().and_then(|peer| peer.pid))
 }
 
 /// The options for VMs that have these addresses now.
@@ -411,7 +426,18 @@ mod tests {
         assert!(other.contains("another jiffyd"), "{other}");
         // The child of a dead daemon closes it as the second attempt is about to be made.
         let held = RefCell::new(Some(held));
-        lock_name(name, |_| held.take().is_none()).unwrap();
+        let held = lock_name(name, |_| held.take().is_none()).unwrap();
+        // A child closes it just before its holder is looked for: as one that does not listen yet.
+        drop(held);
+        let address = SocketAddrUnix::new_abstract_name(name).unwrap();
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &address).unwrap();
+        let closes = std::thread::spawn(move || {
+            std::thread::sleep(2 * DYING_POLL);
+            drop(socket);
+        });
+        lock_name(name, |_| panic!("nobody listens")).unwrap();
+        closes.join().unwrap();
     }
 
     #[test]

@@ -243,6 +243,9 @@ impl Actor {
         tokio::select! {
             biased;
             command = mailbox.recv() => Event::Command(command),
+            // Rare, and before the guest's messages, which may come without end.
+            result = saver.done() => Event::Saved(result),
+            () = at(due) => Event::SaveDue,
             event = async {
                 match phase {
                     Phase::Active(running) => running.next(held_up, true).await,
@@ -250,8 +253,6 @@ impl Actor {
                     _ => std::future::pending().await,
                 }
             } => event,
-            result = saver.done() => Event::Saved(result),
-            () = at(due) => Event::SaveDue,
             () = clients.progress.notified(), if clients_matter => Event::ClientsMoved,
         }
     }

@@ -179,11 +179,13 @@ fn register_without_vmm(
         actor.phase = Phase::Asleep(hold_volumes(volumes, &actor.record));
         host.network.keep_asleep(&actor.record);
     }
-    let _ = registry.insert(Arc::clone(&handle));
-    match actor.record.state {
+    if actor.record.state == VmState::Hibernated && actor.saver.is_idle() {
         // There may be thousands of them, and most have nothing to do for long.
-        VmState::Hibernated if actor.saver.is_idle() => handle.begin_when_asked(|| actor.begin()),
-        _ => actor.begin(),
+        handle.begin_when_asked(|| actor.begin());
+        let _ = registry.insert(handle);
+    } else {
+        let _ = registry.insert(handle);
+        actor.begin();
     }
 }
 

@@ -132,14 +132,14 @@ impl Actor {
         let why = self.why_not_restored();
         let _ = std::fs::remove_file(gate_record(&self.folder()));
         warn!(vm = %self.record.name, why, "a hibernated VM could not be woken");
-        self.release_vmm();
+        // Published together with the end of the wake: who waits for that end looks at the state.
         self.record.state = VmState::Hibernated;
         self.record.pid = None;
         self.record.failure = Some(Failure {
             message: format!("The VM {} could not be woken: {why}", self.record.name),
             hint: Some("It is still hibernated.".into()),
         });
-        self.changed();
+        self.release_vmm();
         true
     }
 
