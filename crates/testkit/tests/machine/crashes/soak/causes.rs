@@ -177,7 +177,7 @@ pub fn is_of_a_busy_host(said: &str) -> bool {
 
 /// Whether a message names missing space as its reason.
 pub fn is_about_space(said: &str) -> bool {
-    ["space", "disk is full", "MiB left"]
+    ["space", "is full", "MiB left"]
         .iter()
         .any(|word| said.contains(word))
 }
