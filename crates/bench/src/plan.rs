@@ -359,7 +359,7 @@ pub struct Needs {
 }
 
 /// A limit of caches that one image exceeds, bytes.
-pub const SMALL_CACHE: u64 = 16 << 20;
+pub const SMALL_CACHE: u64 = 4 << 20;
 
 impl Kind {
     /// What it needs of the machine and its daemon.

@@ -175,6 +175,14 @@ pub fn is_of_a_busy_host(said: &str) -> bool {
     limits.iter().any(|limit| said.contains(limit))
 }
 
+/// Whether a message says that the server of a shared folder has ended: before or after the guest mounted it
+/// (ECONNREFUSED, ENOTCONN).
+pub fn is_about_a_lost_folder(said: &str) -> bool {
+    ["onnection refused", "not connected"]
+        .iter()
+        .any(|word| said.contains(word))
+}
+
 /// Whether a message names missing space as its reason.
 pub fn is_about_space(said: &str) -> bool {
     ["space", "is full", "MiB left"]

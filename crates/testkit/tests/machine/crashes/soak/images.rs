@@ -1,6 +1,6 @@
 //! Steps with images and folders: those that need `jiffy-import`, `jiffy-origins` and `jiffy-files`.
 
-use super::causes::Victim;
+use super::causes::{Victim, is_about_a_lost_folder};
 use super::trial::{Answer, Trial};
 use super::worker::Worker;
 use crate::registry::HOST;
@@ -94,7 +94,8 @@ impl Worker<'_> {
         let script = sum_of(file);
         let run = ["run", "--rm", "--name", &name, "--entrypoint", "/bin/sh"];
         let run = [&run[..], &[&image, "-c", &script]].concat();
-        let Some(text) = self.run_or(&run, Victim::is_pager, "I/O error")? else {
+        let Some(text) = self.run_or(&run, Victim::is_pager, |said| said.contains("I/O error"))?
+        else {
             return Ok(());
         };
         match text == self.trial.sums().0[file as usize] {
@@ -110,7 +111,7 @@ impl Worker<'_> {
         let run = ["run", "--rm", "--name", &name, "-v", &share];
         let run = [&run[..], &["--", "sh", "-c", script]].concat();
         let is_server = |victim| victim == Victim::Files;
-        match self.run_or(&run, is_server, "not connected")? {
+        match self.run_or(&run, is_server, is_about_a_lost_folder)? {
             Some(text) if text != "shared\nshared" => Err(format!("{name} read {text:?}")),
             _ => Ok(()),
         }
@@ -145,13 +146,13 @@ impl Worker<'_> {
         &self,
         run: &[&str],
         killed: impl Fn(Victim) -> bool,
-        error: &str,
+        is_of_the_kill: impl Fn(&str) -> bool,
     ) -> Result<Option<String>, String> {
         let began = Instant::now();
         let mut why = String::new();
         let answer = self.trial.ask_tolerating(None, run, |said| {
             why = said.to_owned();
-            said.contains(error)
+            is_of_the_kill(said)
         })?;
         let causes = self.trial.causes.lock().unwrap();
         match answer {

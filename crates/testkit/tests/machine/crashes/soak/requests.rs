@@ -1,8 +1,9 @@
 //! Requests that wake a VM. Each is answered, or fails with a reason.
 
+use super::PROXY;
+use super::causes::{Victim, is_about_a_lost_folder};
 use super::trial::{Answer, HANG_LIMIT, Trial};
 use super::vms::Vm;
-use super::{PROXY, causes::Victim};
 use std::time::{Duration, Instant};
 
 /// The port of the VMs' servers.
@@ -100,7 +101,7 @@ impl Host {
         let mut why = String::new();
         let is_of_folder = |said: &str| {
             why = said.to_owned();
-            said.contains("not connected")
+            is_about_a_lost_folder(said)
         };
         let answer = trial.ask_tolerating(Some(&self.vm.id), arguments, is_of_folder)?;
         if matches!(answer, Answer::Refused) && !self.has_lost_its_folder(trial) {
