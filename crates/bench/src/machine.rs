@@ -26,8 +26,9 @@ const CASE_TIME: Duration = Duration::from_secs(150);
 const MUCH_MEMORY_MIB: u32 = 8192;
 /// Time limit for a case with many VMs.
 const MANY_TIME: Duration = Duration::from_secs(900);
-/// Time limit for a case of bursts, of which one of fifty runs beside programs takes minutes.
-const BURST_TIME: Duration = Duration::from_secs(3600);
+/// Time limit for a case of bursts, and what each run of a burst adds: beside programs, fifty take minutes.
+const BURST_TIME: Duration = Duration::from_secs(300);
+const BURST_TIME_OF_RUN: Duration = Duration::from_secs(60);
 /// Most attempts of a case, each in a new machine.
 const MOST_MACHINES: u32 = 3;
 
@@ -143,7 +144,7 @@ impl Machine {
         let output = command
             .stdin(serde_json::to_vec(case)?)
             .time_limit(match case.kind {
-                Kind::Burst { .. } => BURST_TIME,
+                Kind::Burst { burst, .. } => BURST_TIME + BURST_TIME_OF_RUN * burst.size,
                 Kind::Clones { .. } | Kind::List { .. } | Kind::Sleepers { .. } => MANY_TIME,
                 _ => CASE_TIME,
             })
