@@ -46,17 +46,26 @@ fn answer(stream: UnixStream, all: &All) {
     }
 }
 
+/// While a test has made this file; tells it by the other file.
+fn wait_while(file: &str, told: &str) {
+    if Path::new(file).exists() {
+        fs::write(told, b"").unwrap();
+    }
+    while Path::new(file).exists() {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn perform(request: PagerRequest, all: &All) -> PagerResponse {
     // The place at which a test wants a late pager.
     if matches!(request, PagerRequest::Stats { .. }) && Path::new("late").exists() {
         thread::sleep(Duration::from_millis(300));
     }
-    // A slow one at the end of a service.
-    if matches!(request, PagerRequest::Forget { .. }) && Path::new("slow").exists() {
-        fs::write("forgetting", b"").unwrap();
-        while Path::new("slow").exists() {
-            thread::sleep(Duration::from_millis(5));
-        }
+    // A slow one at the end of a service, or at its beginning.
+    match request {
+        PagerRequest::Forget { .. } => wait_while("slow", "forgetting"),
+        PagerRequest::Serve { .. } => wait_while("slow-begin", "beginning"),
+        _ => {}
     }
     let mut all = all.lock().unwrap();
     match request {

@@ -6,6 +6,7 @@ use crate::gate::{Gate, Hold};
 use crate::images::{by_name, encoded, noise, pull, push, steps};
 use crate::registry::Registry;
 use crate::room::{SmallDisk, daemon_on};
+use crate::snapshots::{counter, from, snapshot};
 use jiffy_registry::testing::{LocalRegistry, PASSWORD, RegistryOptions, USER};
 use jiffy_registry::{
     Client, ClientOptions, Credentials, Reference, RegistryError, RemoteArtifact,
@@ -19,9 +20,10 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// All files in the data folder, except those that every daemon has.
 pub fn kept(daemon: &Daemon) -> BTreeSet<PathBuf> {
@@ -451,10 +453,7 @@ fn cached_disk_contents_stay_within_the_cache_size() {
     }
     cache.close().unwrap();
     drop(cache);
-    let stored = || {
-        std::os::unix::fs::MetadataExt::blocks(&fs::metadata(folder.join("contents")).unwrap())
-            * 512
-    };
+    let stored = || fs::metadata(folder.join("contents")).unwrap().blocks() * 512;
     assert!(stored() > 3 << 20);
     // A running VM keeps all of it.
     let vm = fs::File::open(folder.join("contents")).unwrap();
@@ -479,26 +478,53 @@ fn cached_disk_contents_stay_within_the_cache_size() {
     );
 }
 
-#[test]
-fn vms_start_while_a_disk_is_closed_to_trim_its_cache() {
+fn cold(name: &str) -> CreateVm {
+    CreateVm {
+        cold: true,
+        ..named(name, CreateVm::default())
+    }
+}
+
+/// A daemon whose VM `lazy` has read more of its image than the caches may have, and the cache's file.
+fn with_a_full_cache() -> (Daemon, PathBuf) {
     let registry = Registry::start();
     let maker = Daemon::start();
     let name = pushed_noise(&maker, &registry);
     let daemon = Daemon::with(&["--cache", "1M"]);
     pull(&daemon, &by_name(&name)).unwrap();
-    let cold = |name: &str| CreateVm {
-        cold: true,
-        ..named(name, CreateVm::default())
-    };
     let lazy = CreateVm {
         image: Some(name),
         ..cold("lazy")
     };
     daemon.run_detached(lazy).json::<Vm>();
-    // As if its guest had read everything.
     let disk = fs::read_dir(daemon.data.join("disks")).unwrap().next();
-    let disk = disk.unwrap().unwrap().path();
-    fs::write(disk.join("contents"), noise(3 << 20)).unwrap();
+    let contents = disk.unwrap().unwrap().path().join("contents");
+    fs::write(&contents, noise(3 << 20)).unwrap();
+    (daemon, contents)
+}
+
+#[test]
+fn caches_are_trimmed_after_a_vm_that_was_beginning() {
+    let (daemon, contents) = with_a_full_cache();
+    daemon.run_detached(named("box", counter())).json::<Vm>();
+    snapshot(&daemon, "box", "one", true);
+    let run = daemon.folder.path().join("run");
+    fs::write(run.join("slow-begin"), "").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| daemon.run_detached(named("two", from("one"))).json::<Vm>());
+        eventually("a VM begins", || run.join("beginning").exists());
+        daemon.delete("/v1/vms/lazy?force=true");
+        // Longer than trimming waits for VMs that start.
+        std::thread::sleep(Duration::from_secs(6));
+        fs::remove_file(run.join("slow-begin")).unwrap();
+    });
+    let stored = || fs::metadata(&contents).map_or(0, |file| file.blocks() * 512);
+    eventually("the cache is trimmed", || stored() <= 1 << 20);
+}
+
+#[test]
+fn vms_start_while_a_disk_is_closed_to_trim_its_cache() {
+    let (daemon, _) = with_a_full_cache();
     let run = daemon.folder.path().join("run");
     fs::write(run.join("slow"), "").unwrap();
     daemon.delete("/v1/vms/lazy?force=true");

@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::RwLockReadGuard;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 /// How long after a guest is ready its reads still count as part of the boot, because its first
@@ -26,6 +26,11 @@ use tracing::{info, warn};
 const BOOT_TIME: Duration = Duration::from_secs(3);
 /// Longest time for which trimming waits for VMs that start.
 const MOST_DELAY: Duration = Duration::from_secs(5);
+/// How long after an attempt that could not lock out VMs that begin the next one is made.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A VM is beginning, or a disk is being opened.
+struct Busy;
 
 /// Keeps the caches within their limit, and no disk open whose cache is gone: checks at the start,
 /// after an image was made, pulled or removed or a snapshot removed, and after each VM that used a lazy
@@ -36,7 +41,9 @@ pub(super) async fn keep_caches_small(node: Arc<Node>) {
         node.host.pager.close_removed_disks().await;
         // A launch has priority, but the disk must not fill on a node that always starts VMs.
         let _ = timeout(MOST_DELAY, node.wait_until_none_starting()).await;
-        node.trim_caches().await;
+        while let Err(Busy) = node.trim_caches().await {
+            sleep(RETRY).await;
+        }
     }
 }
 
@@ -85,24 +92,24 @@ impl Node {
     ///
     /// Only data that no VM uses is evicted. A disk that is open in the pager is closed first,
     /// unless a VM uses it or is about to.
-    async fn trim_caches(&self) {
+    async fn trim_caches(&self) -> std::result::Result<(), Busy> {
         let paths = &self.host.paths;
         let limit = match self.cache.of_disk(&paths.data) {
             Ok(limit) => limit,
             Err(error) => {
                 warn!(%error, "the size of the data folder's file system can't be determined: caches are not trimmed");
-                return;
+                return Ok(());
             }
         };
         let all = paths.clone();
         let size = move || lowered(BACKGROUND, || usage(&caches(&all)));
         let over = tokio::task::spawn_blocking(move || size() > limit).await;
         if !over.unwrap_or(false) {
-            return;
+            return Ok(());
         }
         let (mut first, mut last) = (None, u64::MAX);
         // One cache at a time, because VMs that open a disk wait meanwhile.
-        while let Some(kept) = self.evict_one(limit).await {
+        while let Some(kept) = self.evict_one(limit).await? {
             let before = *first.get_or_insert(kept.before);
             let goes_on = kept.after > limit && !kept.dropped.is_empty() && kept.before < last;
             last = kept.before;
@@ -116,17 +123,20 @@ impl Node {
                     before, after, "unused chunks were evicted from the caches"
                 );
             }
-            return;
+            break;
         }
+        Ok(())
     }
 
-    /// Drops data of one cache; `None` if that is not possible now.
-    async fn evict_one(&self, limit: u64) -> Option<Eviction> {
+    /// Drops data of one cache; `None` if it failed.
+    async fn evict_one(&self, limit: u64) -> std::result::Result<Option<Eviction>, Busy> {
         let (standbys, trimming) = {
-            // A VM that starts now triggers the next attempt when it ends.
-            let _alone = self.beginning.try_write().ok()?;
+            // Not waited for: VMs that begin later would wait, too, and a registry may be slow.
+            let _alone = self.beginning.try_write().map_err(|_| Busy)?;
             let used = self.used_disks();
-            let trimming = self.host.pager.begin_trimming(|name| used.contains(name))?;
+            let pager = &self.host.pager;
+            let trimming = pager.begin_trimming(|name| used.contains(name));
+            let trimming = trimming.ok_or(Busy)?;
             (self.goldens.take_lazy_standbys(), trimming)
         };
         // From here on other VMs may start: only one that opens a disk waits for the rest.
@@ -135,10 +145,11 @@ impl Node {
         }
         let all = self.host.paths.clone();
         let evict = move || lowered(AWAITED, || evict_one(limit, &caches(&all)));
-        let evicted = trimming.close_and_run(evict).await?;
-        evicted
-            .inspect_err(|error| warn!(%error, "a cache can't be trimmed"))
-            .ok()
+        let Some(evicted) = trimming.close_and_run(evict).await else {
+            return Ok(None);
+        };
+        let evicted = evicted.inspect_err(|error| warn!(%error, "a cache can't be trimmed"));
+        Ok(evicted.ok())
     }
 
     /// Tells the pager that an image's origins or the access to them have changed.
