@@ -61,6 +61,9 @@ static_checks() {
     # Nothing else lints it with this feature: see its Cargo.toml.
     step "lints of jiffy-init" cargo clippy --profile small -p jiffy-guest \
         --features freestanding --quiet -- -D warnings
+    # Broken links.
+    step "documentation" env RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \
+        cargo doc --workspace --no-deps --document-private-items --quiet
     step "dependencies" scripts/cargo-deny --locked check licenses bans sources
 }
 

@@ -8,7 +8,7 @@
 //!   before they are thawed.
 //! * [`fw_cfg`]: the host's files for this guest.
 //! * [`service`]: long-running programs.
-//! * [`start`]: the main function.
+//! * [`start`](mod@start): the main function.
 //! * [`syscalls`]: system calls, with all unsafe code.
 #![no_std]
 

@@ -100,6 +100,7 @@ pub struct Options {
     /// and snapshots: HOST[:PORT][/PATH]=FILE, or *=FILE for all registries. The longest match of a
     /// reference applies; of several keys for the same WHERE one is sufficient. Repeatable, or a
     /// list with commas
+    #[allow(rustdoc::broken_intra_doc_links)] // Help: the brackets are no links.
     #[arg(
         long,
         value_name = "WHERE=FILE",

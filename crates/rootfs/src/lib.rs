@@ -10,7 +10,7 @@
 //! * [`erofs`]: plans an image, writes it, reads it back.
 //! * [`scratch`]: temporary files.
 //! * [`debian`]: builds a Debian system with mmdebstrap and imports it.
-//! * [`import`](import()), [`child`], [`rebuild`]: the operations that use these. [`import_into`] and
+//! * [`import`](import()), [`child`](mod@child), [`rebuild`]: the operations that use these. [`import_into`] and
 //!   [`child_into`] are for a process that can't open files.
 //!
 //! All layers' names are read before the image's first byte is written, so files that a higher

@@ -143,7 +143,7 @@ impl Jiffy {
     }
 }
 
-/// The path of `jiffy`, which it passes to this process as argv[0].
+/// The path of `jiffy`, which it passes to this process as `argv[0]`.
 fn program() -> Result<PathBuf> {
     let first = std::env::args_os().next().map(PathBuf::from);
     match first.filter(|path| path.is_absolute()) {

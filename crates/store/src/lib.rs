@@ -3,7 +3,7 @@
 //! For each chunk, an image says where its bytes are: nowhere (zero), in the file (raw or
 //! compressed), in a parent image, or in a backing file. `docs/image-format.md` specifies the file.
 //!
-//! * [`format`]: the bytes of an image that are not chunks.
+//! * [`format`](mod@format): the bytes of an image that are not chunks.
 //! * [`codec`]: compresses and decompresses chunks.
 //! * [`source`]: the contents of a new image: files, layers of files.
 //! * [`writer`]: [`write_image`] writes an image on all cores, as one stream.
@@ -18,7 +18,7 @@
 //! * [`bounded`]: keeps caches within a limit.
 //! * [`raw`]: [`write_raw`], which writes a sparse file that a VMM can map.
 //! * [`recording`]: which chunks a restore touched, in order.
-//! * [`optimise`]: rewrites an image with its working set first.
+//! * [`optimise`](mod@optimise): rewrites an image with its working set first.
 //! * [`inspect`]: figures, a map and a picture of an image.
 //! * [`stop`]: cancellation of reads.
 //! * [`temporary`]: files that appear under their name only when they are complete.

@@ -74,6 +74,7 @@ pub struct VmOptions {
     pub folder: Vec<FolderUse>,
     /// The same, as Docker writes it:
     /// type=bind,source=HOST,target=GUEST[,readonly][,capture]
+    #[allow(rustdoc::broken_intra_doc_links)] // Help: the brackets are no links.
     #[arg(long, value_name = "OPTION,…", value_parser = folder::mount)]
     pub mount: Vec<FolderUse>,
     /// Store the VM's changes to its root on a disk instead of in its memory; the

@@ -45,7 +45,7 @@ pub fn write(what: &str, file: &Path, bytes: &[u8]) -> Result<()> {
     written.map_err(|error| unwritable(what, file, error))
 }
 
-/// Checks, before a command does what takes long, whether [`write`] can succeed.
+/// Checks, before a command does what takes long, whether [`write()`] can succeed.
 ///
 /// # Errors
 ///

@@ -4,7 +4,7 @@
 //! in the image it was booted from. An image of its RAM stores their offsets in that file instead.
 //! The file is in the image's folder under the name that the image gives, and is never changed.
 //!
-//! * [`file`]: the file, open for a reader of the image.
+//! * [`file`](mod@file): the file, open for a reader of the image.
 //! * [`blocks`]: finds chunks in such a file.
 
 pub mod blocks;

@@ -1,7 +1,7 @@
 //! Figures and pictures of an image.
 //!
 //! * [`summary`]: figures by kind.
-//! * [`map`]: the address space as text.
+//! * [`map`](mod@map): the address space as text.
 //! * [`picture`]: the address space as a PNG.
 
 pub mod map;

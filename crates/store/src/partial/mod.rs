@@ -11,7 +11,7 @@
 //!
 //! * [`origin`]: where missing bytes can be fetched.
 //! * [`blocks`]: the blocks of one file: fetched once, dropped when wrong.
-//! * [`create`]: creates a partial image; [`shrink`](create::shrink) drops what it has fetched.
+//! * [`create`](mod@create): creates a partial image; [`create::shrink`] drops what it has fetched.
 
 pub mod blocks;
 pub mod create;

@@ -1,6 +1,6 @@
 //! Where the bytes of a new image come from.
 //!
-//! * [`file`]: any file; holes are skipped.
+//! * [`file`](mod@file): any file; holes are skipped.
 //! * [`layered`]: layered files, such as a captured VM's RAM.
 
 pub mod file;

@@ -11,9 +11,9 @@
 //! * [`failures`]: failures, as users see them.
 //! * [`passt`]: the network of a host without root.
 //! * [`open`]: opens the network when the daemon starts.
-//! * [`recovered`]: recovers addresses that are missing in records.
+//! * [`recovered`](mod@recovered): recovers addresses that are missing in records.
 //! * [`specs`]: converts records to the network's types.
-//! * [`traffic`]: traffic of VMs' links.
+//! * [`traffic`](mod@traffic): traffic of VMs' links.
 
 mod background;
 mod failures;

@@ -14,7 +14,7 @@ pub struct Restore {
     /// Ranges of RAM that the VM is expected to write first, as its parent reported with
     /// [`Written`]. The VMM gives them pages of their own before the VM runs.
     ///
-    /// [`Written`]: ControlRequest::Written
+    /// [`Written`]: super::control::ControlRequest::Written
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefault: Vec<Extent>,
     /// Ranges of RAM that the VM is expected to read. A VMM that holds a VM maps them for the guest
