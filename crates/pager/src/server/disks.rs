@@ -41,7 +41,9 @@ impl ServedDisk {
     /// The chunks requested so far, if they are recorded; with `last`, recording ends.
     pub fn recording(&self, last: bool) -> Option<(PathBuf, Recording)> {
         let path = self.request.record.clone()?;
-        Some((path, self.disk.recording(last)?))
+        let recording = self.disk.recording(last)?;
+        // A cache is removed with its image, and then nothing would remove the recording.
+        self.request.cache.exists().then_some((path, recording))
     }
 
     pub fn remove_socket(&self) {

@@ -428,6 +428,25 @@ fn chunks_read_at_boot_are_recorded_and_prefetched_next_time() {
     assert_eq!(Recording::read(&other).unwrap().chunks, [7, 8]);
 }
 
+/// Its image was removed, so nothing would remove the recording.
+#[test]
+fn what_was_read_of_a_removed_cache_is_not_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let record = folder.path().join("boot");
+    let disk = OpenDisk {
+        record: Some(record.clone()),
+        ..request(folder.path(), &image)
+    };
+    let mut vmm = open(&pager, &disk);
+    vmm.have(7 * CHUNK, CHUNK);
+    fs::remove_dir_all(&disk.cache).unwrap();
+    drop(vmm);
+    pager.forget("root");
+    assert!(!record.exists());
+}
+
 #[test]
 fn missing_blocks_come_from_peers_and_wrong_ones_are_reported() {
     let folder = tempfile::tempdir().unwrap();
