@@ -56,7 +56,7 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
         false => Some(image::registry()?),
     };
     if let Some(registry) = &registry {
-        prefer(registry)?;
+        set_nice(registry, if start == BurstStart::Pulled { -20 } else { 19 })?;
     }
     for image in &images {
         jiffy(&["image", "pull", image])?;
@@ -88,13 +88,13 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     measured
 }
 
-/// Gives the registry the lowest nice value, because it stands for another host: with that of the other
-/// work it would have a small share of the CPU.
-fn prefer(registry: &Running) -> Result<()> {
+/// Gives the registry this nice value, because it stands for another host. If the burst waits for it, it
+/// must not have a small share of the CPU; if only other work does, it must not take the burst's.
+fn set_nice(registry: &Running, nice: i32) -> Result<()> {
     let threads = format!("/proc/{}/task", registry.0.id());
     for thread in std::fs::read_dir(&threads).context(threads)? {
         let id = thread?.file_name().to_string_lossy().parse()?;
-        rustix::process::setpriority_process(rustix::process::Pid::from_raw(id), -20)?;
+        rustix::process::setpriority_process(rustix::process::Pid::from_raw(id), nice)?;
     }
     Ok(())
 }
