@@ -7,6 +7,8 @@
 //!
 //! The checksum is CRC-32C over the exact bytes of `content`.
 
+use crate::error::is_full;
+use jiffy_sys::durable::remove_any;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use std::fs;
@@ -77,13 +79,37 @@ pub fn check_not_empty(path: &Path) -> Result<(), String> {
     }
 }
 
+/// What was moved away to be removed: it is when this is dropped.
+#[derive(Debug)]
+pub struct Aside(Option<TempDir>);
+
+impl Aside {
+    /// Removes it now.
+    ///
+    /// # Errors
+    ///
+    /// If its contents can't be removed.
+    pub fn close(self) -> io::Result<()> {
+        self.0.map_or(Ok(()), TempDir::close)
+    }
+}
+
 /// Moves `path` into a new temporary folder beside it: `path` is free at once, and its contents
-/// are removed with the folder. A starting daemon removes such folders.
+/// are removed with the folder. A starting daemon removes such folders. If the disk has no room for the
+/// folder, `path` is removed where it is: what is removed to free space must not need some.
 ///
 /// # Errors
 ///
-/// If the folder can't be made, or `path` can't be renamed.
-pub fn set_aside(path: &Path) -> io::Result<TempDir> {
+/// If the folder can't be made, or `path` can't be renamed or removed.
+pub fn set_aside(path: &Path) -> io::Result<Aside> {
+    match moved_aside(path) {
+        Ok(gone) => Ok(Aside(Some(gone))),
+        Err(error) if is_full(&error) => remove_any(path).map(|()| Aside(None)),
+        Err(error) => Err(error),
+    }
+}
+
+fn moved_aside(path: &Path) -> io::Result<TempDir> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let gone = tempfile::Builder::new()
         .prefix(".gone-")

@@ -1,6 +1,7 @@
 //! VMs' folders.
 
 use jiffy_content::durable::LoadError;
+use jiffy_content::error::is_full;
 use jiffy_content::model::vm::{Kept, Root};
 use jiffy_content::names;
 use jiffy_content::paths::Paths;
@@ -41,7 +42,7 @@ pub fn ids_in(folder: &Path) -> Vec<String> {
 }
 
 /// Removes all files of a VM. Its data folder is renamed first, so that the VM is never half
-/// removed.
+/// removed, unless the disk has no room for the name.
 ///
 /// # Errors
 ///
@@ -52,6 +53,7 @@ pub fn remove(paths: &Paths, id: &str) -> io::Result<()> {
     match fs::rename(paths.vm(id), &gone) {
         Ok(()) => remove_any(&gone),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if is_full(&error) => remove_any(&paths.vm(id)),
         Err(error) => Err(error),
     }
 }

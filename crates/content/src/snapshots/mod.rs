@@ -240,7 +240,7 @@ impl Snapshots {
     }
 }
 
-/// Removes a folder so that it is never seen half removed.
+/// Removes a folder so that it is never seen half removed, unless the disk has no room to move it away.
 ///
 /// # Errors
 ///

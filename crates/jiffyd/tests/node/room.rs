@@ -4,9 +4,9 @@ use crate::client::connect;
 use crate::daemon::{
     self, Daemon, bad_vm, command, eventually, id_of, named, release_guest, shell, tar_of, vm, vmms,
 };
-use crate::snapshots::{assert_span_order, fork, two_from_one};
+use crate::snapshots::{assert_span_order, counter, entries, fork, snapshot, two_from_one};
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{CreateVm, ErrorKind, Forked, Snapshot, Vm, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, Forked, Image, Snapshot, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
 use std::io::{Read, Write};
@@ -32,6 +32,12 @@ impl SmallDisk {
             return None;
         }
         Some(SmallDisk(folder))
+    }
+
+    /// Takes all its room for further files and folders.
+    pub fn use_up_inodes(&self) {
+        let mut names = (0..).map(|number| self.path().join(format!("ballast-{number}")));
+        assert!(names.any(|name| fs::create_dir(name).is_err()));
     }
 
     /// Its mount point.
@@ -106,6 +112,34 @@ fn a_full_disk_is_reported_in_one_sentence_and_leaves_nothing() {
     disk.free();
     let finished = daemon.run(vm(command(&["true"]))).finish();
     assert_eq!(finished.status(), ExitStatus::Code(0));
+}
+
+#[test]
+fn images_and_snapshots_are_removed_from_a_disk_without_room_for_a_folder() {
+    let Some(disk) = SmallDisk::new("14m,nr_inodes=1000") else {
+        return;
+    };
+    let daemon = daemon_on(&disk);
+    let image = tar_of(&[("file", b"content")]);
+    daemon.post("/v1/images/mine", &image).json::<Image>();
+    daemon.run_detached(named("box", counter())).json::<Vm>();
+    snapshot(&daemon, "box", "one", true);
+    disk.use_up_inodes();
+    for path in [
+        "/v1/vms/box?force=true",
+        "/v1/snapshots/one",
+        "/v1/images/mine",
+    ] {
+        let status = daemon.delete(path).status;
+        assert!((200..300).contains(&status), "{path}: {status}");
+    }
+    for folder in ["vms", "snapshots", "images"] {
+        let left = entries(&daemon.data.join(folder));
+        assert!(
+            !left.iter().any(|name| name == "one" || name == "mine"),
+            "{left:?}"
+        );
+    }
 }
 
 #[test]
