@@ -12,9 +12,9 @@ pub struct MemoryCheck(Mutex<Known>);
 
 #[derive(Debug)]
 struct Known {
-    /// The result of the last check.
-    problem: Option<Problem>,
-    /// How often it was found to be good without a check.
+    /// The result of the last check, if there was one.
+    checked: Option<Problem>,
+    /// How often [`MemoryCheck::mark_good`] was called.
     generation: u64,
 }
 
@@ -32,23 +32,23 @@ impl MemoryCheck {
         MemoryCheck::new(None)
     }
 
-    fn new(problem: Option<Problem>) -> MemoryCheck {
+    fn new(checked: Option<Problem>) -> MemoryCheck {
         MemoryCheck(Mutex::new(Known {
-            problem,
+            checked,
             generation: 0,
         }))
     }
 
     /// Was it checked, or saved by this daemon?
     pub fn is_done(&self) -> bool {
-        self.lock().problem.is_some()
+        self.lock().checked.is_some()
     }
 
     /// Checks it, if that was not done; returns a problem that this check has found. `look` may block.
     pub fn run(&self, look: impl FnOnce() -> Result<(), String>) -> Option<String> {
         let generation = {
             let known = self.lock();
-            if known.problem.is_some() {
+            if known.checked.is_some() {
                 return None;
             }
             known.generation
@@ -56,23 +56,23 @@ impl MemoryCheck {
         let problem = look().err();
         let mut known = self.lock();
         // What was found may be of files of an earlier hibernation.
-        if known.generation != generation || known.problem.is_some() {
+        if known.generation != generation || known.checked.is_some() {
             return None;
         }
-        known.problem = Some(problem.as_deref().map(Into::into));
+        known.checked = Some(problem.as_deref().map(Into::into));
         problem
     }
 
     /// The problem, if one was found.
     pub fn problem(&self) -> Option<String> {
         let known = self.lock();
-        known.problem.as_ref()?.as_deref().map(str::to_owned)
+        known.checked.as_ref()?.as_deref().map(str::to_owned)
     }
 
     /// The memory is saved anew, or was read without a problem.
-    pub fn is_good(&self) {
+    pub fn mark_good(&self) {
         let mut known = self.lock();
-        known.problem = Some(None);
+        known.checked = Some(None);
         known.generation += 1;
     }
 
@@ -97,7 +97,7 @@ mod tests {
         assert!(check.is_done());
         assert_eq!(check.run(|| panic!("again")), None);
         assert_eq!(check.problem().as_deref(), Some("It is gone."));
-        check.is_good();
+        check.mark_good();
         assert!(check.is_done());
         assert_eq!(check.problem(), None);
         assert!(MemoryCheck::good().is_done());
@@ -118,7 +118,7 @@ mod tests {
                 })
             });
             has_begun.recv().unwrap();
-            check.is_good();
+            check.mark_good();
             saves.send(()).unwrap();
             overtaken.join().unwrap()
         });

@@ -280,7 +280,7 @@ impl Node {
     /// Makes a VM's root disk. A copy needs the whole image, so missing chunks are fetched first.
     async fn make_root_disk(&self, vm: &VmHandle, folder: PathBuf, image: &Root) -> Result<()> {
         // Nothing of the image is evicted meanwhile.
-        let _beginning = self.beginning.read().await;
+        let _beginning = self.hold_disks().await;
         if let Some(RootDisk::Copy { .. }) = &vm.spec.root_disk {
             self.complete_root(image).await?;
         }

@@ -95,7 +95,7 @@ impl Node {
         mut watch: Stopwatch,
     ) -> Result<Hibernated> {
         vm.waking.forget();
-        vm.memory_check.is_good();
+        vm.memory_check.mark_good();
         let root = self.root_of(vm).await?;
         let _whole = self.complete_root(&root).await?;
         let folder = self.host.paths.vm(&vm.id);
@@ -163,7 +163,7 @@ impl Node {
                 vm.name
             ))
         })?;
-        vm.memory_check.is_good();
+        vm.memory_check.mark_good();
         let what = format!("The VM {}", vm.name);
         let processor = &self.processor;
         processor.check(&what, saved.manifest.cpu.as_ref()).await?;

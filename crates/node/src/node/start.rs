@@ -64,7 +64,7 @@ impl Node {
                 Some(self.reserve(vm, Purpose::Start, amount, 1).await?)
             }
         };
-        let _begins = self.beginning.read().await;
+        let _begins = self.hold_disks().await;
         let mut plan = match &vm.spec.from {
             Some(from) => self.prepare_from(vm, from, received_ns).await?,
             None => self.prepare(vm, received_ns).await?,

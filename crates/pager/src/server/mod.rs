@@ -128,7 +128,7 @@ pub struct Server {
     images: Arc<Images>,
     /// The channel to `jiffy-origins`, while that lives.
     origins: Option<OwnedFd>,
-    /// When it ends if it goes on without.
+    /// When this pager ends, if it goes on without `jiffy-origins`.
     without_origins_until: Option<Instant>,
     started: Instant,
     working_sets: WorkingSets,
