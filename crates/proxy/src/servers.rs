@@ -250,13 +250,16 @@ impl Servers {
 }
 
 async fn open(vm: &VmHandle, port: u16, address: SocketAddr) -> Result<TcpStream, Refusal> {
-    let why = match timeout(CONNECT_TIME, TcpStream::connect(address)).await {
-        Ok(Ok(stream)) => {
-            let _ = stream.set_nodelay(true);
-            return Ok(stream);
-        }
-        Ok(Err(error)) => format!("can't be reached: {error}."),
-        Err(_) => format!("did not accept in {} s.", CONNECT_TIME.as_secs()),
+    let why = tokio::select! {
+        connected = timeout(CONNECT_TIME, TcpStream::connect(address)) => match connected {
+            Ok(Ok(stream)) => {
+                let _ = stream.set_nodelay(true);
+                return Ok(stream);
+            }
+            Ok(Err(error)) => format!("can't be reached: {error}."),
+            Err(_) => format!("did not accept in {} s.", CONNECT_TIME.as_secs()),
+        },
+        _ = vm.when(|view| !view.lives()) => "had not accepted when the VM ended.".to_owned(),
     };
     Err(Refusal::bad_gateway(format!(
         "Port {port} of the VM {} {why}",

@@ -9,8 +9,9 @@ use crate::snapshots::counter;
 use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, Vm, VmState};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufReader, Write};
-use std::net::{Shutdown, TcpListener};
+use std::fs;
+use std::io::{BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
@@ -171,6 +172,37 @@ fn reset_connections_hold_no_place_and_keep_no_vm_awake() {
         noticed < Duration::from_secs(40),
         "noticed after {noticed:?}"
     );
+}
+
+#[test]
+fn a_request_whose_vm_ends_does_not_wait_for_its_port() {
+    let daemon = daemon();
+    let web: Vm = daemon.run_detached(published(counter())).json();
+    // One connection fills the backlog; the kernel drops the next ones.
+    let full = listen_for(&web);
+    rustix::net::listen(&full, 0).unwrap();
+    let _first = TcpStream::connect(full.local_addr().unwrap()).unwrap();
+    let mut client = send(&format!(
+        "GET / HTTP/1.1\r\n{HOST}\r\nConnection: close\r\n\r\n"
+    ));
+    let connects = || {
+        let sockets = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+        // Port 3000 in state SYN_SENT.
+        let waits = |line: &str| line.contains(":0BB8 02 ");
+        sockets.lines().any(waits)
+    };
+    eventually("the proxy connects", connects);
+    let begun = Instant::now();
+    daemon.post("/v1/vms/web/kill", b"").json::<Vm>();
+    assert!(head_of(&mut client)[0].contains(" 502 "));
+    let mut said = String::new();
+    client.read_to_string(&mut said).unwrap();
+    assert!(
+        said.contains("Port 3000 of the VM web had not accepted when the VM ended."),
+        "{said}"
+    );
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_secs(15), "it waited for {waited:?}");
 }
 
 #[test]

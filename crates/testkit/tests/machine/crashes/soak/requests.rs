@@ -98,19 +98,9 @@ impl Host {
 
     /// Runs `jiffy`, which may say that the folder is lost, if it is.
     fn command(&self, trial: &Trial, arguments: &[&str]) -> Result<Answer, String> {
-        let mut why = String::new();
-        let is_of_folder = |said: &str| {
-            why = said.to_owned();
-            is_about_a_lost_folder(said)
-        };
-        let answer = trial.ask_tolerating(Some(&self.vm.id), arguments, is_of_folder)?;
-        if matches!(answer, Answer::Refused) && !self.has_lost_its_folder(trial) {
-            return Err(format!(
-                "{}: no folder was lost: {why}",
-                arguments.join(" ")
-            ));
-        }
-        Ok(answer)
+        let is_of_folder =
+            |said: &str| is_about_a_lost_folder(said) && self.has_lost_its_folder(trial);
+        trial.ask_tolerating(Some(&self.vm.id), arguments, is_of_folder)
     }
 
     /// Sends an HTTP request to this address.
