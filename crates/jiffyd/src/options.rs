@@ -172,12 +172,14 @@ pub struct Options {
     )]
     pub cache: Limit,
     /// Limit of the memory of all VMs together: a share of the host's (80%), or a size (64G). Every
-    /// VM with a VMM counts with its configured memory, so the VMs can't exceed the limit. Without
-    /// it VMs start as long as the host has memory available for their start
-    #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_LIMIT")]
-    pub memory_limit: Option<Limit>,
+    /// VM with a VMM counts with its configured memory, so the VMs can't exceed the limit. With
+    /// "none" VMs start as long as the host has memory available for their start [default: the
+    /// host's memory less --memory-reserve]
+    #[arg(long, value_name = "SHARE|SIZE|none", env = "JIFFY_MEMORY_LIMIT")]
+    pub memory_limit: Option<room::MemoryLimit>,
     /// How much memory VMs may be promised, in percent of --memory-limit. With more than 100, what
-    /// they use together is kept below that limit as below the host's memory (see --memory-reserve)
+    /// they use together is kept below a chosen limit as below the host's memory (see
+    /// --memory-reserve)
     #[arg(
         long,
         value_name = "PERCENT",
@@ -323,11 +325,11 @@ impl Options {
             spares: self.spare as usize,
             jailed: self.jail,
             cache: self.cache,
-            reserve: self.memory_reserve,
             hibernate_raw: self.hibernate_raw,
             room: room::Settings {
                 memory: self.memory_limit,
                 overcommit: self.overcommit()?,
+                reserve: self.memory_reserve,
                 cpu_share: (self.cpu_share > 0).then_some(self.cpu_share),
                 wait: Duration::from_secs(self.memory_wait.into()),
                 queue: self.queue_limit as usize,
@@ -349,8 +351,8 @@ impl Options {
         if percent == 100 {
             return Ok(percent);
         }
-        if self.memory_limit.is_none() {
-            bail!("--memory-overcommit {percent} needs a limit: set it with --memory-limit.");
+        if self.memory_limit == Some(room::MemoryLimit::Unlimited) {
+            bail!("--memory-overcommit {percent} needs a limit: leave out --memory-limit none.");
         }
         let reserve = self.memory_reserve;
         if reserve.is_some_and(|reserve| reserve.of(u64::MAX) == 0) {

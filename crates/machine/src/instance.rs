@@ -104,6 +104,9 @@ pub fn guest_config(role: Role<'_>) -> GuestConfig {
             format!("tcp:{GUEST}:{API_PORT}"),
             "--token-file".into(),
             TOKEN_PATH.into(),
+            // The machine is small, and its user's alone; docs/room.md.
+            "--memory-limit".into(),
+            "none".into(),
         ];
         if role.scheduler {
             argv.extend(["--scheduler".into(), "sched-ext".into()]);

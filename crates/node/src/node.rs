@@ -123,8 +123,6 @@ pub struct Config {
     pub jailed: bool,
     /// Limit of cached data that was fetched.
     pub cache: Limit,
-    /// Memory that VMs leave to the host, 0 for none; `None` for the default.
-    pub reserve: Option<Limit>,
     /// Most data in the memory of a hibernated VM that is not compressed, bytes.
     pub hibernate_raw: u64,
     /// Memory and vCPUs of all VMs, and the queue of requests for them.
@@ -166,8 +164,6 @@ pub struct Node {
     beginning: RwLock<()>,
     /// Since when VMs are idle.
     watches: Watches,
-    /// Memory that VMs leave to the host.
-    reserve: Option<Limit>,
     hibernate_raw: u64,
     /// VMs from which memory is being reclaimed.
     pressure: Pressure,
@@ -222,7 +218,7 @@ impl Node {
                 clock: boot_id(),
                 start_timeout: config.start_timeout,
                 network: Network::open(&config.network, &paths, &found),
-                room: Room::new(config.room),
+                room: Room::new(&config.room),
                 goldens: Arc::clone(&goldens) as _,
                 events: EventBus::default(),
                 paths,
@@ -231,7 +227,6 @@ impl Node {
             registry: Arc::default(),
             beginning: RwLock::default(),
             watches: Watches::default(),
-            reserve: config.reserve,
             hibernate_raw: config.hibernate_raw,
             pressure: Pressure::default(),
             trim: Arc::default(),

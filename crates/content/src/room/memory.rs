@@ -7,9 +7,10 @@
 //!   take, against the host's MemAvailable. It is given back when the VM is ready: MemAvailable
 //!   no longer includes what the VM took. It is not kept for the VM's life, because that would
 //!   refuse too much: a thousand idle children of a fork have 125 GiB in all and take 1.5 GiB.
-//! * [`Amount::whole`]: the most that VMs may ever take, against `--memory-limit`, if there
-//!   is one. It is given back when the VMM is gone. With `--memory-overcommit` more than that limit
-//!   is promised, and MemAvailable is what VMs may still use of it, if that is less.
+//! * [`Amount::whole`]: the most that VMs may ever take, against `--memory-limit`: without the
+//!   option the host's memory less the reserve. It is given back when the VMM is gone. With
+//!   `--memory-overcommit` more than that limit is promised, and MemAvailable is what VMs may still
+//!   use of a limit that was chosen, if that is less.
 //! * [`Amount::cpus`]: vCPUs of VMs with a VMM, against `--cpu-share`, if there is one.
 //!
 //! `line` defines the order of the queue. Only the first request checks whether it fits, whenever
@@ -24,6 +25,7 @@ mod beside;
 mod line;
 mod request;
 mod reserved;
+mod settings;
 mod shortage;
 #[cfg(test)]
 mod tests;
@@ -32,9 +34,9 @@ pub use amount::Amount;
 pub use background::{Background, memory_needed};
 pub use request::{DEFAULT_OWNER, Request};
 pub use reserved::Reserved;
+pub use settings::{MemoryLimit, Settings};
 pub use shortage::{Lacking, Memory, vcpus};
 
-use super::Limit;
 use crate::clock::{monotonic_ns, unix_seconds};
 use crate::error::{Error, Result};
 use jiffy_sys::mutex::lock;
@@ -60,28 +62,14 @@ const CHANGE_PAUSE: Duration = Duration::from_millis(200);
 /// Longest retry time that a client is told when the queue is full, seconds.
 const RETRY_S: u64 = 60;
 
-/// Options of the ledger.
-#[derive(Debug, Clone, Copy)]
-pub struct Settings {
-    /// Limit of all VMs' memory.
-    pub memory: Option<Limit>,
-    /// How much of that limit is promised to VMs, in percent; at least 100.
-    pub overcommit: u32,
-    /// vCPUs that VMs may have for each processor of the host, in thousandths; `None` for any
-    /// number.
-    pub cpu_share: Option<u32>,
-    /// Time limit of requests that give none.
-    pub wait: Duration,
-    /// Most requests in the queue.
-    pub queue: usize,
-}
-
 /// The ledger.
 pub struct Room {
     host: Box<Host>,
     /// Tells how much memory VMs use.
     in_use: OnceLock<Box<InUse>>,
     bounds: Bounds,
+    /// MiB that VMs leave to the host.
+    kept_free: Option<u64>,
     /// Time limit of requests that give none.
     wait: Duration,
     /// Most requests in the queue.
@@ -147,37 +135,33 @@ enum Check {
 
 impl Room {
     /// The ledger of this host.
-    pub fn new(settings: Settings) -> Arc<Room> {
-        // If the host's total is unknown, a limit in percent does not restrict anything.
-        let total = meminfo().map_or(u64::MAX, |memory| memory.total << 20);
-        let cpus = |share| {
-            let host = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-            (host * u64::from(share) / 1000).max(1)
-        };
-        let limit = settings.memory.map(|limit| limit.of(total) >> 20);
-        let promised = |limit: u64| limit.saturating_mul(settings.overcommit.into()) / 100;
-        let bounds = Bounds {
-            memory: limit.map(promised),
-            usable: limit
-                .filter(|_| settings.overcommit > 100)
-                .and_then(NonZeroU64::new),
-            cpus: settings.cpu_share.map(cpus),
-        };
-        Room::with_host(Box::new(meminfo), bounds, settings.wait, settings.queue)
+    pub fn new(settings: &Settings) -> Arc<Room> {
+        let total = meminfo().ok().map(|memory| memory.total);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        let bounds = settings.bounds(total, processors);
+        let (total, limit) = (
+            total.unwrap_or(0),
+            bounds.usable.map_or(u64::MAX, NonZeroU64::get),
+        );
+        Arc::new(Room {
+            kept_free: settings.reserve_of(total.min(limit)),
+            ..Room::with_host(Box::new(meminfo), bounds, settings.wait, settings.queue)
+        })
     }
 
-    fn with_host(host: Box<Host>, bounds: Bounds, wait: Duration, max_waiting: usize) -> Arc<Room> {
-        Arc::new(Room {
+    fn with_host(host: Box<Host>, bounds: Bounds, wait: Duration, max_waiting: usize) -> Room {
+        Room {
             host,
             in_use: OnceLock::new(),
             bounds,
+            kept_free: None,
             wait,
             max_waiting,
             state: Mutex::default(),
             queue_changed: Notify::new(),
             freed: Notify::new(),
             claims: watch::Sender::new(0),
-        })
+        }
     }
 
     /// Reserves `each` for each of `count` VMs that start together. Waits if there is no room,
@@ -309,6 +293,11 @@ impl Room {
             (Some(limit), Some(in_use)) => memory.within(limit.get(), in_use()),
             _ => memory,
         })
+    }
+
+    /// How many MiB VMs leave to the host; `None` if there is no such reserve.
+    pub fn kept_free(&self) -> Option<u64> {
+        self.kept_free
     }
 
     /// Sets what tells how many MiB VMs use. It is called only if more is promised than they may use.

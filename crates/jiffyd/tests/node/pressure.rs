@@ -65,7 +65,7 @@ fn a_waiting_request_hibernates_the_least_recently_used_idle_vm() {
 #[test]
 fn idle_vms_hibernate_and_busy_guests_give_up_caches() {
     // Any host has less memory than this reserve.
-    let mut daemon = Daemon::with(&["--memory-reserve", "100%"]);
+    let mut daemon = Daemon::with(&["--memory-limit", "none", "--memory-reserve", "100%"]);
     run(&daemon, idles("sleeper", IdleAction::Hibernate));
     run(&daemon, named("steady", bad_vm("caches", None)));
     daemon.when("sleeper", VmState::Hibernated);
@@ -97,7 +97,7 @@ fn idle_vms_hibernate_and_busy_guests_give_up_caches() {
 /// is halted. Returns their folders.
 fn one_of_two_halted() -> (Daemon, [PathBuf; 2]) {
     let reserve = format!("{}M", room::available() * 2);
-    let daemon = Daemon::with(&["--memory-reserve", &reserve]);
+    let daemon = Daemon::with(&["--memory-limit", "none", "--memory-reserve", &reserve]);
     let folders = [("first", Priority::High), ("second", Priority::Low)].map(|(name, priority)| {
         let vm = CreateVm {
             priority,
@@ -185,7 +185,10 @@ fn more_memory_is_promised_than_vms_together_use() {
 #[test]
 fn overcommitted_memory_needs_a_limit_and_a_reserve() {
     for (arguments, missing) in [
-        (&["--memory-overcommit", "200"][..], "--memory-limit"),
+        (
+            &["--memory-overcommit", "200", "--memory-limit", "none"][..],
+            "--memory-limit",
+        ),
         (
             &[
                 "--memory-overcommit",

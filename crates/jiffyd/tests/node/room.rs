@@ -534,21 +534,42 @@ fn concurrent_forks_get_all_their_children_or_none() {
 
 /// Memory available on the host, MiB.
 pub fn available() -> u32 {
+    of_host("MemAvailable:")
+}
+
+/// A line of the host's memory, MiB.
+fn of_host(name: &str) -> u32 {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"));
-    let kib: u32 = line
-        .unwrap()
-        .split_whitespace()
-        .nth(1)
-        .unwrap()
-        .parse()
-        .unwrap();
-    kib / 1024
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line.unwrap().trim().strip_suffix(" kB").unwrap();
+    kib.parse::<u32>().unwrap() / 1024
+}
+
+#[test]
+fn memory_is_promised_once_unless_an_option_says_more() {
+    // Five of these are more than the host has; a child needs 2 MiB to start.
+    let quarter = of_host("MemTotal:") / 4;
+    let parent = |options: &[&str]| {
+        let daemon = Daemon::with(&[&["--memory-wait", "0"], options].concat());
+        let vm = CreateVm {
+            memory_mib: Some(quarter),
+            ..CreateVm::default()
+        };
+        daemon.run_detached(named("parent", vm)).json::<Vm>();
+        daemon
+    };
+    let refused = fork(&parent(&[]), "parent", 4, None).error(ErrorKind::NoRoom);
+    let (said, hint) = (refused.message, refused.hint.unwrap());
+    assert!(said.contains("that they may have in all"), "{said}");
+    assert!(hint.contains("--memory-overcommit"), "{hint}");
+    for more in [["--memory-overcommit", "200"], ["--memory-limit", "none"]] {
+        fork(&parent(&more), "parent", 4, None).json::<Forked>();
+    }
 }
 
 #[test]
 fn a_capture_may_not_take_memory_of_starting_vms() {
-    let daemon = Daemon::with(&["--memory-wait", "0"]);
+    let daemon = Daemon::with(&["--memory-limit", "none", "--memory-wait", "0"]);
     let sleeps = CreateVm {
         memory_mib: Some(2048),
         ..vm(command(&["/bin/sleep", "1000"]))
@@ -614,7 +635,7 @@ fn vms_of_an_earlier_daemon_count_towards_the_limit() {
 
 #[test]
 fn a_vm_that_starts_when_the_daemon_changes_still_counts_with_its_memory() {
-    let mut daemon = Daemon::with(&["--memory-wait", "0"]);
+    let mut daemon = Daemon::with(&["--memory-limit", "none", "--memory-wait", "0"]);
     let most = CreateVm {
         memory_mib: Some(available() / 10 * 6),
         ..bad_vm("held", None)

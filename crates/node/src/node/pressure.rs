@@ -82,12 +82,7 @@ pub(super) async fn end(node: &Arc<Node>) {
 
 /// Watches the host's memory as long as VMs run.
 pub(super) async fn watch_memory(node: Arc<Node>) {
-    let total = node
-        .host
-        .room
-        .host_memory()
-        .map_or(0, |memory| memory.total);
-    let Some(reserve) = level::reserve(node.reserve, total) else {
+    let Some(reserve) = node.host.room.kept_free() else {
         return;
     };
     let mut stalls = Stalls::of_host();

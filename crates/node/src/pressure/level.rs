@@ -1,14 +1,8 @@
 //! Decides what to do about the memory that is left.
 
-use jiffy_content::room::Limit;
 use jiffy_content::room::memory::Lacking;
 use std::time::Duration;
 
-/// The default reserve: this part of the host's memory, in percent,
-const SHARE: u64 = 5;
-/// but at least and at most so many MiB.
-const MIN_RESERVE: u64 = 128;
-const MAX_RESERVE: u64 = 4096;
 /// How fast VMs can use up memory, MiB per second and processor: the kernel clears each page before
 /// a guest gets it.
 const GROWTH: u64 = 1024;
@@ -83,15 +77,6 @@ pub struct Relief {
     pub pause: Duration,
 }
 
-/// The reserve on a host with `total` MiB, in MiB; `None` if there should be none.
-pub fn reserve(chosen: Option<Limit>, total: u64) -> Option<u64> {
-    let reserve = match chosen {
-        Some(limit) => limit.of(total << 20) >> 20,
-        None => (total * SHARE / 100).clamp(MIN_RESERVE, MAX_RESERVE),
-    };
-    (reserve > 0).then_some(reserve)
-}
-
 /// Is so little left (MiB) that growing VMs must be known?
 pub fn is_low(reserve: u64, available: u64) -> bool {
     available < reserve.saturating_mul(2)
@@ -163,16 +148,6 @@ mod tests {
             processors: 2,
             halted: false,
         }
-    }
-
-    #[test]
-    fn the_reserve_is_a_bounded_share_or_the_configured_value() {
-        assert_eq!(reserve(None, 1024), Some(128));
-        assert_eq!(reserve(None, 10_000), Some(500));
-        assert_eq!(reserve(None, 1 << 20), Some(4096));
-        assert_eq!(reserve(Some(Limit::Percent(10)), 10_000), Some(1000));
-        assert_eq!(reserve(Some(Limit::Bytes(300 << 20)), 10_000), Some(300));
-        assert_eq!(reserve(Some(Limit::Bytes(0)), 10_000), None);
     }
 
     #[test]

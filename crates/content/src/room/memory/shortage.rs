@@ -188,7 +188,9 @@ impl Shortage {
             _ => "start fewer VMs",
         };
         let higher = match lack {
-            Some(Lack::Limit) => ", or start jiffyd with a higher --memory-limit",
+            Some(Lack::Limit) => {
+                ", or start jiffyd with a higher --memory-limit or --memory-overcommit"
+            }
             Some(Lack::Cpus) => ", or start jiffyd with a higher --cpu-share",
             Some(Lack::Memory) | None => "",
         };
