@@ -7,8 +7,7 @@
 //!
 //! The checksum is CRC-32C over the exact bytes of `content`.
 
-use crate::error::is_full;
-use jiffy_sys::durable::remove_any;
+use jiffy_sys::durable::{is_full, remove_any};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use std::fs;

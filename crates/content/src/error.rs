@@ -3,6 +3,7 @@
 
 use jiffy_registry::RegistryError;
 use jiffy_sys::causes;
+use jiffy_sys::durable::is_full;
 use jiffy_wire::api::{ApiError, ErrorKind};
 use std::io;
 use std::path::Path;
@@ -88,14 +89,6 @@ impl Error {
             path.display()
         ))
     }
-}
-
-/// Whether the disk, or the quota on it, is used up.
-pub fn is_full(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-    )
 }
 
 /// Converts a registry error into one sentence and the kind that fits.

@@ -5,6 +5,7 @@ use jiffy_rootfs::{
     Choice, ImageConfig, ImportError, Imported, Layer, Limits, Progress, Scratch, Source,
     SourceKind, child_into, import_into,
 };
+use jiffy_sys::durable::is_full;
 use jiffy_sys::{causes, handed};
 use jiffy_wire::api::ImportKind;
 use jiffy_wire::import::{
@@ -191,8 +192,8 @@ fn config(config: ImageConfig) -> Config {
 }
 
 fn kind(error: &(dyn Error + 'static)) -> FailureKind {
-    match causes::find::<io::Error>(error).map(io::Error::kind) {
-        Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => FailureKind::Full,
-        _ => FailureKind::Source,
+    match causes::find::<io::Error>(error).is_some_and(is_full) {
+        true => FailureKind::Full,
+        false => FailureKind::Source,
     }
 }

@@ -66,6 +66,14 @@ pub fn remove_any(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Whether the disk, or the quota on it, is used up.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
 /// Syncs the folder of `path`, so that a rename or removal survives a crash.
 ///
 /// # Errors

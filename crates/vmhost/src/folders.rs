@@ -1,14 +1,13 @@
 //! VMs' folders.
 
 use jiffy_content::durable::LoadError;
-use jiffy_content::error::is_full;
 use jiffy_content::model::vm::{Kept, Root};
 use jiffy_content::names;
 use jiffy_content::paths::Paths;
 use jiffy_content::records;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::snapshots::{memory, remove_in_background};
-use jiffy_sys::durable::remove_any;
+use jiffy_sys::durable::{is_full, remove_any};
 use jiffy_wire::api::MemoryForm;
 use std::fs;
 use std::io;

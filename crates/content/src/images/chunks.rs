@@ -14,7 +14,7 @@
 mod removal;
 
 use crate::error::of_registry;
-use crate::error::{Error, Result, is_full};
+use crate::error::{Error, Result};
 use crate::leases::{Lease, Leases};
 use crate::records;
 use crate::room::disk::Room;
@@ -23,6 +23,7 @@ use jiffy_store::Outline;
 use jiffy_store::partial::{is_partial, map_path, packings};
 use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
 use jiffy_sys::causes;
+use jiffy_sys::durable::is_full;
 use jiffy_sys::mutex::lock;
 use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_wire::pager::Origin;

@@ -3,10 +3,11 @@
 use super::process::{ImportError, Imported, Importer, Input, Watch};
 use super::{Images, ROOT, name, writable};
 use crate::clock::unix_seconds;
-use crate::error::{Error, Result, is_full};
+use crate::error::{Error, Result};
 use crate::model::image::ImageRecord;
 use crate::model::vm::Root;
 use jiffy_sys::causes;
+use jiffy_sys::durable::is_full;
 use jiffy_wire::api::{Image, ImageConfig, ImageSource, ImportKind};
 use jiffy_wire::import::{Config, Source};
 use std::fs::{self, File};

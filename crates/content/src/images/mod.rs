@@ -26,6 +26,7 @@
 //! * [`artifact`]: the configuration of an image in a registry.
 //! * [`chunks`]: images of chunks.
 //! * [`boot`]: boot sets of images.
+//! * `unused`: images, chunks and caches that nothing uses.
 //! * [`lazy`]: disks whose contents are fetched when a guest reads them.
 
 pub mod artifact;
@@ -42,14 +43,14 @@ pub mod process;
 pub mod record;
 #[cfg(test)]
 mod tests;
+mod unused;
 mod writable;
 
 use crate::durable::{self, LoadError, is_taken, set_aside};
 use crate::error::{Error, Result};
 use crate::leases::{Lease, Leases};
 use crate::model::image::{ImageRecord, LazyDisk};
-use crate::model::snapshot::Manifest;
-use crate::model::vm::{Root, VmRecord, is_active};
+use crate::model::vm::Root;
 use crate::paths::Paths;
 use crate::room::disk::Room;
 use base::BASE;
@@ -58,13 +59,12 @@ pub use import::Made;
 use jiffy_sys::causes;
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::mutex::lock;
-use jiffy_wire::api::{Image, ImageConfig, Pruned};
+use jiffy_wire::api::{Image, ImageConfig};
 use jiffy_wire::disk::CONTENTS;
 use policy::Policy;
 use process::Importer;
 use rustix::fs::{CWD, RenameFlags};
-use std::borrow::Borrow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -336,116 +336,11 @@ impl Images {
         removed.await.map_err(|error| cut_short(&error))
     }
 
-    /// Removes files of unfinished pulls and pushes of an earlier daemon, and what none of these VMs, all
-    /// that have a folder, uses.
-    pub fn sweep<'a>(
-        &self,
-        vms: impl Iterator<Item = std::result::Result<&'a VmRecord, &'a LoadError>>,
-    ) {
-        self.chunks.sweep();
-        lazy::sweep(&self.disks);
-        self.collect(vms);
-    }
-
     /// Holds the chunks that a root file system is filled from, for a VM whose record does not
     /// name them yet.
     pub fn hold(&self, root: &Root) -> Vec<Lease> {
         let disk = root.lazy.as_ref();
         disk.map_or_else(Vec::new, |disk| self.chunks.hold(&disk.chunks))
-    }
-
-    /// Removes chunks and caches that nothing uses any more.
-    pub fn collect_garbage(&self) {
-        let entries = std::iter::once_with(|| fs::read_dir(&self.vms));
-        let entries = entries.flatten().flatten().flatten();
-        let vms = entries.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.'));
-        self.collect(vms.map(|entry| VmRecord::load(&entry.path())));
-    }
-
-    /// As [`Images::collect_garbage`], with these VMs' records. They are read after what is held: a VM
-    /// that starts holds its chunks until its record names them.
-    fn collect<R: Borrow<VmRecord>, E: Borrow<LoadError>>(
-        &self,
-        vms: impl Iterator<Item = std::result::Result<R, E>>,
-    ) {
-        let mut wanted: HashSet<String> = self.chunks.held().into_iter().collect();
-        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let Some(name) = name::of_folder(&entry.file_name().to_string_lossy()) else {
-                continue;
-            };
-            match self.record(&name) {
-                Ok(record) => wanted.extend(record.chunks.iter().cloned()),
-                // Its chunks are not known: nothing may be removed.
-                Err(_) => return,
-            }
-        }
-        for entry in fs::read_dir(&self.snapshots)
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            if entry.file_name().to_string_lossy().starts_with('.') {
-                continue;
-            }
-            match Manifest::load(&entry.path()) {
-                Ok(manifest) => {
-                    wanted.extend(manifest.lazy_root.into_iter().flat_map(|it| it.chunks));
-                }
-                Err(_) => return,
-            }
-        }
-        for record in vms {
-            let record = record.as_ref().map(Borrow::borrow).map_err(Borrow::borrow);
-            let record = match record {
-                Ok(record) => record,
-                // An empty record: the VM was never started.
-                Err(LoadError::Empty) => continue,
-                Err(LoadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => continue,
-                // The VM may be running and its chunks are not known: nothing may be removed.
-                Err(_) => return,
-            };
-            let root = record.root.as_ref().filter(|_| is_active(record.state));
-            let disk = root.and_then(|root| root.lazy.as_ref());
-            wanted.extend(
-                disk.into_iter()
-                    .flat_map(|disk| disk.chunks.iter().cloned()),
-            );
-        }
-        // Another packing may have ancestors that the records do not name.
-        let named: Vec<String> = wanted.iter().cloned().collect();
-        wanted.extend(self.chunks.with_all_parents(&named));
-        self.chunks.remove_unused(|id| wanted.contains(id));
-        for entry in fs::read_dir(&self.disks).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let id = name.strip_suffix(".recording").unwrap_or(&name);
-            if !wanted.contains(id) {
-                let path = entry.path();
-                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
-            }
-        }
-    }
-
-    /// Removes pulled images that `in_use` releases: they can be pulled again. Images that the user
-    /// imported are kept.
-    ///
-    /// # Errors
-    ///
-    /// If the images can't be listed. One that can't be removed is skipped.
-    pub async fn prune<F: Future<Output = Result<()>>>(
-        self: &Arc<Self>,
-        in_use: impl Fn(String) -> F,
-    ) -> Result<Pruned> {
-        let mut pruned = Pruned::default();
-        for image in self.list()? {
-            let can_be_pulled = image.name.contains('/')
-                && (image.source.as_ref()).is_some_and(|source| source.manifest.is_some());
-            let gone = || self.remove(&image.name, || in_use(image.name.clone()));
-            if can_be_pulled && gone().await.is_ok() {
-                pruned.bytes += image.stored;
-                pruned.names.push(image.name);
-            }
-        }
-        Ok(pruned)
     }
 
     /// A temporary folder for an image that has no name yet.

@@ -202,7 +202,7 @@ impl Importer {
 }
 
 fn file_error(path: &Path, error: io::Error) -> ImportError {
-    match crate::error::is_full(&error) {
+    match jiffy_sys::durable::is_full(&error) {
         true => ImportError::Full,
         false => ImportError::File(path.to_owned(), error),
     }

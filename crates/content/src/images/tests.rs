@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::vm::Spec;
+use crate::model::vm::{Spec, VmRecord};
 use jiffy_wire::api::VmState;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

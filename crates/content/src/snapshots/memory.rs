@@ -347,7 +347,7 @@ pub fn bytes_of(path: &Path) -> io::Result<u64> {
 /// The error in one sentence; a full disk has a kind of its own.
 pub fn write_failed(target: &Path, error: &WriteError) -> Error {
     if let Some(error) = causes::find::<io::Error>(error)
-        && crate::error::is_full(error)
+        && jiffy_sys::durable::is_full(error)
     {
         return Error::io("write a VM's memory", target, error);
     }

@@ -60,13 +60,7 @@ pub enum CacheError {
 impl CacheError {
     /// Whether the error is a full file system or an exceeded quota.
     pub fn is_disk_full(&self) -> bool {
-        let CacheError::Io(_, error) = self else {
-            return false;
-        };
-        matches!(
-            error.kind(),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-        )
+        matches!(self, CacheError::Io(_, error) if jiffy_sys::durable::is_full(error))
     }
 }
 

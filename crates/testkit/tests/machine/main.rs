@@ -14,6 +14,7 @@ mod images;
 mod leaks;
 mod life;
 mod machine;
+mod proxy;
 mod refusals;
 mod registry;
 mod room;
