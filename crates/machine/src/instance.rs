@@ -98,27 +98,7 @@ pub fn guest_config(role: Role<'_>) -> GuestConfig {
     }
     if role.node {
         agent.extend(["--wait-for".into(), format!("{GUEST}:{API_PORT}")]);
-        let mut argv = vec![
-            "/lib/jiffy/jiffyd".into(),
-            "--listen".into(),
-            format!("tcp:{GUEST}:{API_PORT}"),
-            "--token-file".into(),
-            TOKEN_PATH.into(),
-            // The machine is small, and its user's alone; docs/room.md.
-            "--memory-limit".into(),
-            "none".into(),
-        ];
-        if role.scheduler {
-            argv.extend(["--scheduler".into(), "sched-ext".into()]);
-        }
-        let mut node = service("jiffyd", argv, Restart::Always);
-        // `localhost` in the user's requests means the host.
-        node.command.env.push(format!("JIFFY_LOOPBACK={HOST}"));
-        if qemu::authorities().is_some() {
-            let file = format!("SSL_CERT_FILE={AUTHORITIES_PATH}");
-            node.command.env.push(file);
-        }
-        services.push(node);
+        services.push(node(&role));
     }
     if role.heartbeat {
         agent.push("--heartbeat".into());
@@ -142,6 +122,30 @@ pub fn guest_config(role: Role<'_>) -> GuestConfig {
         services,
         ..GuestConfig::default()
     }
+}
+
+fn node(role: &Role<'_>) -> Service {
+    let mut argv = vec![
+        "/lib/jiffy/jiffyd".into(),
+        "--listen".into(),
+        format!("tcp:{GUEST}:{API_PORT}"),
+        "--token-file".into(),
+        TOKEN_PATH.into(),
+        // The machine is small, and its user's alone; docs/room.md.
+        "--memory-limit".into(),
+        "none".into(),
+    ];
+    if role.scheduler {
+        argv.extend(["--scheduler".into(), "sched-ext".into()]);
+    }
+    let mut node = service("jiffyd", argv, Restart::Always);
+    // `localhost` in the user's requests means the host.
+    node.command.env.push(format!("JIFFY_LOOPBACK={HOST}"));
+    if qemu::authorities().is_some() {
+        let file = format!("SSL_CERT_FILE={AUTHORITIES_PATH}");
+        node.command.env.push(file);
+    }
+    node
 }
 
 fn service(name: &str, argv: Vec<String>, restart: Restart) -> Service {
