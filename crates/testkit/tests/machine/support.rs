@@ -394,12 +394,19 @@ impl Jiffy {
     /// [`traces`](Jiffy::traces) once the VMs of earlier commands and of the node itself are gone.
     /// A command is answered before its VM has ended.
     pub fn settled_traces(&self) -> Traces {
-        let mut traces = self.traces();
-        self.eventually("the end of all VMs", || {
-            traces = self.traces();
-            traces.vmms == 0 && traces.sockets.is_empty() && self.ok(&["ps", "-aq"]).is_empty()
-        });
-        traces
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let (traces, vms) = (self.traces(), self.ok(&["ps", "-aq"]));
+            if traces.vmms == 0 && traces.sockets.is_empty() && vms.is_empty() {
+                return traces;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "VMs are left after {TIMEOUT:?}: {traces:?} {vms} {}",
+                self.sh("tail -n 40 /run/jiffy/jiffyd.log; ps -o pid,ppid,args | grep jiffy")
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// Ends a daemon with settings of its own, and removes what only such a daemon has: golden
