@@ -396,7 +396,9 @@ impl Jiffy {
     pub fn settled_traces(&self) -> Traces {
         let deadline = Instant::now() + TIMEOUT;
         loop {
-            let (traces, vms) = (self.traces(), self.ok(&["ps", "-aq"]));
+            // This also starts a daemon, which ends standbys of one that was killed.
+            let vms = self.ok(&["ps", "-aq"]);
+            let traces = self.traces();
             if traces.vmms == 0 && traces.sockets.is_empty() && vms.is_empty() {
                 return traces;
             }
