@@ -145,11 +145,11 @@ impl Room {
         );
         Arc::new(Room {
             kept_free: settings.reserve_of(total.min(limit)),
-            ..Room::with_host(Box::new(meminfo), bounds, settings.wait, settings.queue)
+            ..Room::on(Box::new(meminfo), bounds, settings.wait, settings.queue)
         })
     }
 
-    fn with_host(host: Box<Host>, bounds: Bounds, wait: Duration, max_waiting: usize) -> Room {
+    fn on(host: Box<Host>, bounds: Bounds, wait: Duration, max_waiting: usize) -> Room {
         Room {
             host,
             in_use: OnceLock::new(),

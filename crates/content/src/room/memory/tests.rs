@@ -57,13 +57,14 @@ fn host(available: u64) -> (Arc<AtomicU64>, Box<Host>) {
     (now, Box::new(tell))
 }
 
+impl Room {
+    fn with_host(host: Box<Host>, bounds: Bounds, wait: Duration, places: usize) -> Arc<Room> {
+        Arc::new(Room::on(host, bounds, wait, places))
+    }
+}
+
 fn room(available: u64, limit: Option<u64>, patience: Duration) -> Arc<Room> {
-    Arc::new(Room::with_host(
-        host(available).1,
-        limited(limit),
-        patience,
-        PLACES,
-    ))
+    Room::with_host(host(available).1, limited(limit), patience, PLACES)
 }
 
 fn empty(room: &Room) -> bool {
@@ -88,12 +89,7 @@ fn refused(result: Result<Reserved>) -> String {
 #[tokio::test]
 async fn a_starting_vm_counts_until_ready_and_a_running_one_until_it_ends() {
     let (available, host) = host(300);
-    let room = Arc::new(Room::with_host(
-        host,
-        limited(Some(500)),
-        Duration::ZERO,
-        PLACES,
-    ));
+    let room = Room::with_host(host, limited(Some(500)), Duration::ZERO, PLACES);
     let mut first = room.reserve(request(), vm(200), 1).await.unwrap();
     assert_eq!(first.waited_ns, None);
     assert_eq!(
@@ -122,12 +118,7 @@ async fn more_may_be_promised_than_vms_use() {
         usable: NonZeroU64::new(200),
         ..limited(Some(400))
     };
-    let room = Arc::new(Room::with_host(
-        host(TOTAL).1,
-        bounds,
-        Duration::ZERO,
-        PLACES,
-    ));
+    let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
     let used = Arc::new(AtomicU64::new(0));
     let in_use = Arc::clone(&used);
     room.measure_use(move || in_use.load(Ordering::Relaxed));
@@ -174,12 +165,7 @@ async fn a_request_that_can_never_fit_is_refused_at_once() {
 #[tokio::test]
 async fn a_host_with_unknown_memory_refuses_nothing() {
     let tell = || Err(io::ErrorKind::NotFound.into());
-    let room = Arc::new(Room::with_host(
-        Box::new(tell),
-        limited(None),
-        Duration::ZERO,
-        PLACES,
-    ));
+    let room = Room::with_host(Box::new(tell), limited(None), Duration::ZERO, PLACES);
     room.reserve(request(), vm(1 << 30), 1000).await.unwrap();
 }
 
@@ -316,7 +302,7 @@ async fn the_error_says_that_a_request_was_never_first_in_the_queue() {
 #[tokio::test]
 async fn memory_freed_by_other_programs_is_noticed() {
     let (available, host) = host(10);
-    let room = Arc::new(Room::with_host(host, limited(None), LONG, PLACES));
+    let room = Room::with_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(1000, 1));
     let line = queued_tasks(&room, &[100], &Arc::default());
     settle().await;
@@ -329,7 +315,7 @@ async fn memory_freed_by_other_programs_is_noticed() {
 #[tokio::test]
 async fn a_request_waits_while_another_program_uses_most_memory() {
     let (available, host) = host(50);
-    let room = Arc::new(Room::with_host(host, limited(None), LONG, PLACES));
+    let room = Room::with_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(100, 1));
     let line = queued_tasks(&room, &[120], &Arc::default());
     settle().await;
@@ -500,7 +486,7 @@ proptest! {
             .build()
             .unwrap();
         let (available, host) = host(MEMORY);
-        let room = Arc::new(Room::with_host(host, limited(limit), Duration::ZERO, PLACES));
+        let room = Room::with_host(host, limited(limit), Duration::ZERO, PLACES);
         let (mut vms, mut later, mut others) = (Vec::<Model>::new(), Vec::new(), 0);
         for step in steps {
             let taken: u64 = vms.iter().filter_map(|vm| vm.took).sum();

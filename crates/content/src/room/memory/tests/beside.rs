@@ -55,7 +55,7 @@ async fn a_capture_without_room_waits_beside_the_queue() {
 #[tokio::test]
 async fn a_capture_notices_memory_freed_by_other_programs() {
     let (available, host) = host(10);
-    let room = Arc::new(Room::with_host(host, limited(None), LONG, PLACES));
+    let room = Room::with_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(1000, 1));
     let other = Arc::clone(&room);
     let capture = tokio::spawn(async move { other.reserve_for_capture(filled(100), None).await });

@@ -339,7 +339,7 @@ fn the_next_deadline_is_that_of_all_requests_or_of_an_owner() {
 #[tokio::test]
 async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
     use Priority::{High, Normal};
-    let room = Arc::new(Room::with_host(host(TOTAL).1, limited(Some(100)), LONG, 4));
+    let room = Room::with_host(host(TOTAL).1, limited(Some(100)), LONG, 4);
     let all = room.reserve(request(), vm(100), 1).await.unwrap();
     let order = Arc::default();
     let mut tasks = in_order(&room, &[("a", Normal); 3], &order).await;
@@ -391,12 +391,7 @@ async fn vcpus_are_bounded_like_memory() {
         cpus: Some(4),
         ..Bounds::default()
     };
-    let room = Arc::new(Room::with_host(
-        host(TOTAL).1,
-        bounds,
-        Duration::ZERO,
-        PLACES,
-    ));
+    let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
     let of = |cpus| Amount { cpus, ..vm(1) };
     let mut three = room.reserve(request(), of(3), 1).await.unwrap();
     // vCPUs are held as long as the VM runs.
@@ -433,12 +428,7 @@ async fn a_running_vm_has_more_vcpus_only_if_they_are_left() {
         cpus: Some(4),
         ..Bounds::default()
     };
-    let room = Arc::new(Room::with_host(
-        host(TOTAL).1,
-        bounds,
-        Duration::ZERO,
-        PLACES,
-    ));
+    let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
     let of = |cpus| Amount { cpus, ..vm(1) };
     let mut one = room.reserve(request(), of(1), 1).await.unwrap();
     let background = room.reserve_background(of(2)).unwrap();
