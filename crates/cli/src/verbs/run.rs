@@ -39,16 +39,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     let client = found.client;
     let mut run = run;
     let choice = ImageChoice::of(&run.vm)?;
-    if let Some(from) = &run.from {
-        let key = choice.key.as_deref();
-        let snapshot = super::image::snapshot(&client, from, run.vm.pull, key);
-        run.from = Some(snapshot.await?);
-    }
-    let joins = match &run.from {
-        Some(name) if run.argv.is_empty() && !run.detach => Some(joined(&client, name).await?),
-        _ => None,
-    };
-    let stdio = stdio_of(&run, captured, joins)?;
+    let stdio = find_snapshot(&client, &mut run, &choice, captured).await?;
     let mut vm = vm_from(context, &client, run.vm).await?;
     vm.cold = run.from.is_none() && (run.cold || cold_by_environment());
     vm.from = run.from;
@@ -103,21 +94,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     // From here on a failure does not change how the command ended.
     let mut timeline = None;
     if let Some(shown) = &run.timeline {
-        let mut own = vec![Span::new(
-            Track::Cli,
-            names::CLI_START,
-            context.began_ns,
-            found
-                .machine_start
-                .as_ref()
-                .map_or(sent_ns, |span| span.start_ns),
-        )];
-        own.extend(found.machine_start);
-        own.push(Span::moment(
-            Track::Cli,
-            names::ANSWER_DELIVERED,
-            delivered_ns,
-        ));
+        let own = own_spans(context.began_ns, found.machine_start, sent_ns, delivered_ns);
         // After the detach keys the VM keeps running.
         if shown.deep && !matches!(result, Ok(Outcome::Done)) {
             // The VMM reports at its end what its threads did.
@@ -135,6 +112,39 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     }
     let shown = finish(&client, &id, captured.then_some(&output), timeline, &result).await;
     shown.and(result)
+}
+
+/// Pulls the snapshot that the VM begins from, if it has to be, and chooses the command's streams.
+async fn find_snapshot(
+    client: &Client,
+    run: &mut Run,
+    choice: &ImageChoice,
+    captured: bool,
+) -> Result<Stdio> {
+    if let Some(from) = &run.from {
+        let key = choice.key.as_deref();
+        let snapshot = super::image::snapshot(client, from, run.vm.pull, key);
+        run.from = Some(snapshot.await?);
+    }
+    let joins = match &run.from {
+        Some(name) if run.argv.is_empty() && !run.detach => Some(joined(client, name).await?),
+        _ => None,
+    };
+    stdio_of(run, captured, joins)
+}
+
+/// What this command did: until its request or the machine's start, that start, and the end.
+fn own_spans(
+    began_ns: u64,
+    machine_start: Option<Span>,
+    sent_ns: u64,
+    delivered_ns: u64,
+) -> Vec<Span> {
+    let started_ns = machine_start.as_ref().map_or(sent_ns, |span| span.start_ns);
+    let start = Span::new(Track::Cli, names::CLI_START, began_ns, started_ns);
+    let delivered = Span::moment(Track::Cli, names::ANSWER_DELIVERED, delivered_ns);
+    let spans = std::iter::once(start).chain(machine_start);
+    spans.chain(std::iter::once(delivered)).collect()
 }
 
 /// Refuses options that would have no effect, before a node is started for them.
