@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Layout, Tar, digest, sentence};
-use jiffy_rootfs::{Choice, Source};
+use jiffy_rootfs::{Choice, Source, SourceKind};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -171,4 +171,28 @@ fn indexes_that_are_nested_too_deep_are_refused() {
     );
     let error = command_of(&layout, vec![entry]).unwrap_err();
     assert!(error.contains("too deep"), "{error}");
+}
+
+#[test]
+fn an_archive_that_was_not_copied_to_its_end_is_truncated() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = Tar::new()
+        .file("oci-layout", b"{}")
+        .file("index.json", b"{}")
+        .file("blobs/sha256/0", &[0; 4096])
+        .bytes();
+    let path = folder.path().join("image.tar");
+    fs::write(&path, &whole[..4000]).unwrap();
+    let choices = [None, Some(SourceKind::Oci), Some(SourceKind::DockerArchive)];
+    for format in choices {
+        let choice = Choice {
+            format,
+            ..Choice::new(folder.path())
+        };
+        let said = sentence(&Source::open(&path, &choice).unwrap_err());
+        assert!(
+            said.contains("image.tar can't be read: the archive is truncated"),
+            "{said}"
+        );
+    }
 }

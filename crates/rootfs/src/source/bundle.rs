@@ -1,7 +1,7 @@
 //! Access to files by name, in a folder or in a plain tar that is not unpacked.
 
 use super::SourceError;
-use crate::archive::{Archive, EntryKind};
+use crate::archive::{Archive, ArchiveError, EntryKind};
 use crate::layer::Blob;
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -37,17 +37,31 @@ pub(super) enum Member {
 impl Bundle {
     /// The members of a plain tar, if it is an OCI or Docker archive. `None` at the first name that
     /// such an archive doesn't have, unless it is `known` to be one: then it may have further files.
-    pub fn of_tar(path: &std::path::Path, tar: &Blob, known: bool) -> Option<Bundle> {
+    ///
+    /// # Errors
+    ///
+    /// If what begins like such an archive, or is known to be one, can't be read to its end.
+    pub fn of_tar(
+        path: &std::path::Path,
+        tar: &Blob,
+        known: bool,
+    ) -> Result<Option<Bundle>, ArchiveError> {
         let mut archive = Archive::new(tar.stream());
         let mut members = BTreeMap::new();
-        while let Ok(Some(entry)) = archive.next_entry() {
+        loop {
+            let entry = match archive.next_entry() {
+                Ok(Some(entry)) => entry,
+                Ok(None) => break,
+                Err(_) if !known && members.is_empty() => return Ok(None),
+                Err(error) => return Err(error),
+            };
             let name = match std::str::from_utf8(&entry.path) {
                 Ok(name) => name.trim_start_matches("./").trim_matches('/').to_owned(),
                 Err(_) if known => continue,
-                Err(_) => return None,
+                Err(_) => return Ok(None),
             };
             if !known && !is_bundle_member(&name) || members.len() >= MAX_MEMBERS {
-                return None;
+                return Ok(None);
             }
             let member = match entry.kind {
                 EntryKind::File if entry.sparse.is_none() => Member::File(Blob {
@@ -62,16 +76,16 @@ impl Bundle {
                 }
                 EntryKind::Folder => continue,
                 _ if known => continue,
-                _ => return None,
+                _ => return Ok(None),
             };
             members.insert(name, member);
         }
         let has = |name: &str| members.contains_key(name);
         let bundle = has(DOCKER_MANIFEST) || (has("oci-layout") && has("index.json"));
-        bundle.then(|| Bundle::Tar {
+        Ok(bundle.then(|| Bundle::Tar {
             path: path.to_owned(),
             members,
-        })
+        }))
     }
 
     /// Whether it has a file of that name.

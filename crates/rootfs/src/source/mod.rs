@@ -5,6 +5,7 @@ mod docker;
 pub(crate) mod folder;
 mod oci;
 
+use crate::archive::ArchiveError;
 use crate::config::{ConfigError, ImageConfig, RawConfig};
 use crate::layer::{self, Blob, Compression, Expected, LayerError, Spool};
 use crate::limits::Limits;
@@ -135,6 +136,15 @@ pub enum SourceError {
         /// The cause.
         #[source]
         source: LayerError,
+    },
+    /// An archive of an image is damaged or incomplete.
+    #[error("{} can't be read", .path.display())]
+    Archive {
+        /// Its path.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: ArchiveError,
     },
     /// A manifest or index can't be used.
     #[error("{} is not valid", .path.display())]
@@ -383,7 +393,10 @@ impl Source {
         let wanted = choice.format;
         let bundle = match wanted {
             Some(SourceKind::RootTar) => None,
-            _ => Bundle::of_tar(path, &tar, wanted.is_some()),
+            _ => Bundle::of_tar(path, &tar, wanted.is_some()).map_err(|source| {
+                let path = path.to_owned();
+                SourceError::Archive { path, source }
+            })?,
         };
         if let Some(bundle) = bundle {
             // Newer versions of Docker write both; the OCI layout has more information.
