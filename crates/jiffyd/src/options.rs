@@ -4,7 +4,7 @@ use anyhow::bail;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Parser};
 use jiffy_content::images::policy::{Policy, Signed};
-use jiffy_content::room::{Limit, memory as room};
+use jiffy_content::room::{Limit, MemoryLimit, memory as room};
 use jiffy_content::token::Token;
 use jiffy_node::Config;
 use jiffy_proxy::serve as proxy;
@@ -176,7 +176,7 @@ pub struct Options {
     /// "none" VMs start as long as the host has memory available for their start [default: the
     /// host's memory less --memory-reserve]
     #[arg(long, value_name = "SHARE|SIZE|none", env = "JIFFY_MEMORY_LIMIT")]
-    pub memory_limit: Option<room::MemoryLimit>,
+    pub memory_limit: Option<MemoryLimit>,
     /// How much memory VMs may be promised, in percent of --memory-limit. With more than 100, what
     /// they use together is kept below a chosen limit as below the host's memory (see
     /// --memory-reserve)
@@ -351,7 +351,7 @@ impl Options {
         if percent == 100 {
             return Ok(percent);
         }
-        if self.memory_limit == Some(room::MemoryLimit::Unlimited) {
+        if self.memory_limit == Some(MemoryLimit::Unlimited) {
             bail!("--memory-overcommit {percent} needs a limit: leave out --memory-limit none.");
         }
         let reserve = self.memory_reserve;

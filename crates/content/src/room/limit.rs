@@ -49,6 +49,26 @@ impl FromStr for Limit {
     }
 }
 
+/// A limit of all VMs' memory as users write it: a [`Limit`], or `none`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// VMs have at most so much in all.
+    Of(Limit),
+    /// Any number of VMs may be promised memory.
+    Unlimited,
+}
+
+impl FromStr for MemoryLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MemoryLimit, String> {
+        match text {
+            "none" => Ok(MemoryLimit::Unlimited),
+            _ => text.parse().map(MemoryLimit::Of),
+        }
+    }
+}
+
 /// A size in bytes, like `64M`.
 ///
 /// # Errors
@@ -71,6 +91,9 @@ mod tests {
         for wrong in ["", "G", "101%", "-1", "99999999T", "1.5G", "ä"] {
             assert!(limit(wrong).is_err(), "{wrong}");
             assert!(parse_bytes(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["None", "", "-1"] {
+            assert!(wrong.parse::<MemoryLimit>().is_err(), "{wrong}");
         }
         let all = Limit::Percent(100).of_disk(Path::new("/")).unwrap();
         let tenth = Limit::Percent(10).of_disk(Path::new("/")).unwrap();

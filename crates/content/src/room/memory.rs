@@ -34,7 +34,7 @@ pub use amount::Amount;
 pub use background::{Background, memory_needed};
 pub use request::{DEFAULT_OWNER, Request};
 pub use reserved::Reserved;
-pub use settings::{MemoryLimit, Settings};
+pub use settings::Settings;
 pub use shortage::{Lacking, Memory, vcpus};
 
 use crate::clock::{monotonic_ns, unix_seconds};

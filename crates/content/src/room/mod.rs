@@ -7,4 +7,4 @@ pub mod disk;
 mod limit;
 pub mod memory;
 
-pub use limit::{Limit, parse_bytes};
+pub use limit::{Limit, MemoryLimit, parse_bytes};

@@ -1,9 +1,8 @@
 //! Options of the ledger, and the bounds that they set on a host.
 
 use super::shortage::Bounds;
-use crate::room::Limit;
+use crate::room::{Limit, MemoryLimit};
 use std::num::NonZeroU64;
-use std::str::FromStr;
 use std::time::Duration;
 
 /// The default reserve: this part of the memory that VMs may use, in percent,
@@ -28,26 +27,6 @@ pub struct Settings {
     pub wait: Duration,
     /// Most requests in the queue.
     pub queue: usize,
-}
-
-/// A limit of all VMs' memory as users write it: a [`Limit`], or `none`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryLimit {
-    /// VMs have at most so much in all.
-    Of(Limit),
-    /// Any number of VMs may be promised memory.
-    Unlimited,
-}
-
-impl FromStr for MemoryLimit {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<MemoryLimit, String> {
-        match text {
-            "none" => Ok(MemoryLimit::Unlimited),
-            _ => text.parse().map(MemoryLimit::Of),
-        }
-    }
 }
 
 impl Settings {
@@ -142,9 +121,6 @@ mod tests {
             ..PLAIN
         };
         assert_eq!(of_bytes.bounds(None, 2).memory, Some(1024));
-        for wrong in ["None", "", "-1"] {
-            assert!(wrong.parse::<MemoryLimit>().is_err(), "{wrong}");
-        }
     }
 
     #[test]
