@@ -126,7 +126,7 @@ impl Machine {
             .env("JIFFY_MACHINE", "never")
             // Peers are measured without a network, so Jiffy is as well by default.
             .env("JIFFY_NETWORK", &network)
-            // Clones are more than the machine's memory may be promised to.
+            // A thousand clones are promised more memory than the machine has.
             .env("JIFFY_MEMORY_LIMIT", "none")
             // A daemon serves several cases, so that of each has a proxy.
             .env(proxy::VARIABLE, &proxy::ADDRESS.to_string());

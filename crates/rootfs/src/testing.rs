@@ -99,10 +99,7 @@ pub fn reseal_image(image: &mut [u8]) {
 /// Corrects the checksums of a tar's headers.
 pub fn reseal_tar(tar: &mut [u8]) {
     let mut at = 0_usize;
-    while let Some(end) = at.checked_add(512) {
-        let Some(block) = tar.get_mut(at..end) else {
-            return;
-        };
+    while let Some(block) = tar.get_mut(at..at.saturating_add(512)) {
         if block.iter().all(|byte| *byte == 0) {
             return;
         }
@@ -115,7 +112,7 @@ pub fn reseal_tar(tar: &mut [u8]) {
         let Some(next) = usize::try_from(size)
             .ok()
             .and_then(|size| size.checked_next_multiple_of(512))
-            .and_then(|size| size.checked_add(end))
+            .and_then(|size| size.checked_add(at + 512))
         else {
             return;
         };

@@ -32,14 +32,14 @@ const END_TIMEOUT: Duration = Duration::from_secs(150);
 ///
 /// If options exclude each other, a file can't be read, there is no node, it refuses, or the
 /// session fails (see [`session::run`]).
-pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
+pub async fn run(context: &Context, mut run: Run) -> Result<Outcome> {
     check_options(&run)?;
     let captured = run.format == Some(JsonFormat::Json) && !run.detach;
     let found = context.node()?;
     let client = found.client;
-    let mut run = run;
     let choice = ImageChoice::of(&run.vm)?;
-    let stdio = find_snapshot(&client, &mut run, &choice, captured).await?;
+    run.from = pulled_snapshot(&client, &run, &choice).await?;
+    let stdio = stdio_of(&client, &run, captured).await?;
     let mut vm = vm_from(context, &client, run.vm).await?;
     vm.cold = run.from.is_none() && (run.cold || cold_by_environment());
     vm.from = run.from;
@@ -114,23 +114,18 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     shown.and(result)
 }
 
-/// Pulls the snapshot that the VM begins from, if it has to be, and chooses the command's streams.
-async fn find_snapshot(
+/// The name of the snapshot that the VM begins from, if it does, which is pulled if it has to be.
+async fn pulled_snapshot(
     client: &Client,
-    run: &mut Run,
+    run: &Run,
     choice: &ImageChoice,
-    captured: bool,
-) -> Result<Stdio> {
-    if let Some(from) = &run.from {
-        let key = choice.key.as_deref();
-        let snapshot = super::image::snapshot(client, from, run.vm.pull, key);
-        run.from = Some(snapshot.await?);
-    }
-    let joins = match &run.from {
-        Some(name) if run.argv.is_empty() && !run.detach => Some(joined(client, name).await?),
-        _ => None,
+) -> Result<Option<String>> {
+    let Some(from) = &run.from else {
+        return Ok(None);
     };
-    stdio_of(run, captured, joins)
+    let key = choice.key.as_deref();
+    let snapshot = super::image::snapshot(client, from, run.vm.pull, key);
+    snapshot.await.map(Some)
 }
 
 /// What this command did: until its request or the machine's start, that start, and the end.
@@ -142,9 +137,14 @@ fn own_spans(
 ) -> Vec<Span> {
     let started_ns = machine_start.as_ref().map_or(sent_ns, |span| span.start_ns);
     let start = Span::new(Track::Cli, names::CLI_START, began_ns, started_ns);
-    let delivered = Span::moment(Track::Cli, names::ANSWER_DELIVERED, delivered_ns);
-    let spans = std::iter::once(start).chain(machine_start);
-    spans.chain(std::iter::once(delivered)).collect()
+    let mut spans = vec![start];
+    spans.extend(machine_start);
+    spans.push(Span::moment(
+        Track::Cli,
+        names::ANSWER_DELIVERED,
+        delivered_ns,
+    ));
+    spans
 }
 
 /// Refuses options that would have no effect, before a node is started for them.
@@ -174,9 +174,13 @@ fn check_options(run: &Run) -> Result<()> {
     }
 }
 
-/// How the command is connected. `captured`: its output is collected for JSON. `joins`: it is the
-/// command of a snapshot, and whether that runs on a terminal, which was decided at its start.
-fn stdio_of(run: &Run, captured: bool, joins: Option<bool>) -> Result<Stdio> {
+/// How the command is connected. `captured`: its output is collected for JSON.
+async fn stdio_of(client: &Client, run: &Run, captured: bool) -> Result<Stdio> {
+    // Whether the command of a snapshot runs on a terminal was decided at its start.
+    let joins = match &run.from {
+        Some(name) if run.argv.is_empty() && !run.detach => Some(joined(client, name).await?),
+        _ => None,
+    };
     if run.stdio.tty && joins == Some(false) {
         return Err(Failure::new(
             "--tty has no effect: the command of the snapshot runs without a terminal",

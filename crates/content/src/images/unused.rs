@@ -27,7 +27,6 @@ impl Images {
 
     /// Removes chunks and caches that nothing uses any more.
     pub fn collect_garbage(&self) {
-        // Read after what is held.
         let folders = std::iter::once_with(|| entries(&self.vms)).flatten();
         let vms = folders.filter(is_complete);
         self.collect(vms.map(|entry| VmRecord::load(&entry.path())));
@@ -39,18 +38,10 @@ impl Images {
         &self,
         vms: impl Iterator<Item = std::result::Result<R, E>>,
     ) {
-        let mut wanted: HashSet<String> = self.chunks.held().into_iter().collect();
-        // If the chunks of one are not known, nothing may be removed.
-        let Some(of_images) = self.chunks_of_images() else {
+        // If the chunks of one user are not known, nothing may be removed.
+        let Some(mut wanted) = self.chunks_in_use(vms) else {
             return;
         };
-        let Some(of_snapshots) = self.chunks_of_snapshots() else {
-            return;
-        };
-        let Some(of_vms) = chunks_of_vms(vms) else {
-            return;
-        };
-        wanted.extend(of_images.into_iter().chain(of_snapshots).chain(of_vms));
         // Another packing may have ancestors that the records do not name.
         let named: Vec<String> = wanted.iter().cloned().collect();
         wanted.extend(self.chunks.with_all_parents(&named));
@@ -63,6 +54,18 @@ impl Images {
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
             }
         }
+    }
+
+    /// `None` if a record or manifest that may name chunks can't be read.
+    fn chunks_in_use<R: Borrow<VmRecord>, E: Borrow<LoadError>>(
+        &self,
+        vms: impl Iterator<Item = std::result::Result<R, E>>,
+    ) -> Option<HashSet<String>> {
+        let mut wanted: HashSet<String> = self.chunks.held().into_iter().collect();
+        wanted.extend(self.chunks_of_images()?);
+        wanted.extend(self.chunks_of_snapshots()?);
+        wanted.extend(chunks_of_vms(vms)?);
+        Some(wanted)
     }
 
     /// `None` if the record of an image can't be read.

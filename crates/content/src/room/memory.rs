@@ -139,12 +139,9 @@ impl Room {
         let total = meminfo().ok().map(|memory| memory.total);
         let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let bounds = settings.bounds(total, processors);
-        let (total, limit) = (
-            total.unwrap_or(0),
-            bounds.usable.map_or(u64::MAX, NonZeroU64::get),
-        );
+        let usable = bounds.usable.map_or(u64::MAX, NonZeroU64::get);
         Arc::new(Room {
-            kept_free: settings.reserve_of(total.min(limit)),
+            kept_free: settings.reserve_of(total.unwrap_or(0).min(usable)),
             ..Room::on(Box::new(meminfo), bounds, settings.wait, settings.queue)
         })
     }

@@ -485,7 +485,12 @@ pub fn vm_record(content: &str) -> String {
 
 /// A number in a process's status (proc(5)), such as `VmRSS` (KiB).
 pub fn status_of(pid: u32, name: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    number_in(&format!("/proc/{pid}/status"), name)
+}
+
+/// The number after this name at the start of a line (proc(5): `status`, `meminfo`).
+pub fn number_in(file: &str, name: &str) -> u64 {
+    let text = fs::read_to_string(file).unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }

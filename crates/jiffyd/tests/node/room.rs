@@ -2,7 +2,8 @@
 
 use crate::client::connect;
 use crate::daemon::{
-    self, Daemon, bad_vm, command, eventually, id_of, named, release_guest, shell, tar_of, vm, vmms,
+    self, Daemon, bad_vm, command, eventually, id_of, named, number_in, release_guest, shell,
+    tar_of, vm, vmms,
 };
 use crate::snapshots::{assert_span_order, counter, entries, fork, snapshot, two_from_one};
 use jiffy_wire::agent::ExitStatus;
@@ -534,21 +535,18 @@ fn concurrent_forks_get_all_their_children_or_none() {
 
 /// Memory available on the host, MiB.
 pub fn available() -> u32 {
-    of_host("MemAvailable:")
+    of_host("MemAvailable")
 }
 
-/// A line of the host's memory, MiB.
+/// A value of the host's memory, MiB.
 fn of_host(name: &str) -> u32 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let kib = line.unwrap().trim().strip_suffix(" kB").unwrap();
-    kib.parse::<u32>().unwrap() / 1024
+    (number_in("/proc/meminfo", name) / 1024) as u32
 }
 
 #[test]
 fn memory_is_promised_once_unless_an_option_says_more() {
     // Five of these are more than the host has; a child needs 2 MiB to start.
-    let quarter = of_host("MemTotal:") / 4;
+    let quarter = of_host("MemTotal") / 4;
     let parent = |options: &[&str]| {
         let daemon = Daemon::with(&[&["--memory-wait", "0"], options].concat());
         let vm = CreateVm {

@@ -10,6 +10,7 @@ mod folders;
 mod forks;
 mod golden;
 mod hibernate;
+mod http;
 mod images;
 mod leaks;
 mod life;

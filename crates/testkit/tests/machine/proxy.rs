@@ -1,8 +1,12 @@
 //! HTTP by the proxy to servers in real guests.
 
+use crate::http::{PROXY, WITH_PROXY, get};
 use crate::support::{Jiffy, jiffy_with};
+use std::thread;
+use std::time::Duration;
 
-const PROXY: &str = "127.0.0.1:9000";
+/// How long a request may take that wakes a VM.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// The servers of a guest: files at port 8080, and at port 8081 a protocol that repeats one line.
 const SERVERS: &str = r#"mkdir /www; echo page > /www/page; seq 200000 > /www/numbers
@@ -15,26 +19,15 @@ exec nc -ll -p 8081 -e /www/repeat"#;
 
 impl Jiffy {
     /// What comes back for a request over a connection of its own.
-    fn by_proxy(&self, request: &str) -> String {
-        let ask = self.lab.command(["/tests/witness", "ask", PROXY, "120"]);
-        ask.stdin(request).output().expect("an answer").text()
-    }
-
-    fn get(&self, path: &str, host: &str) -> String {
-        self.by_proxy(&format!(
-            "GET {path} HTTP/1.1\r\nHost: {host}.localhost\r\nConnection: close\r\n\r\n"
-        ))
-    }
-
-    fn count_of(&self, line: &str) -> usize {
-        let log = format!("grep -c '{line}' /run/jiffy/jiffyd.log || true");
-        self.sh(&log).parse().expect("a count")
+    fn by_proxy(&self, request: String) -> String {
+        let ask = self.ask(PROXY, request, LIMIT);
+        ask.output().expect("an answer").text()
     }
 }
 
 #[test]
 fn guests_answer_by_the_proxy_and_sleep_between_requests() {
-    let jiffy = jiffy_with(&[("JIFFY_VM_NETWORK", "on"), ("JIFFY_PROXY", PROXY)]);
+    let jiffy = jiffy_with(WITH_PROXY);
     let before = jiffy.settled_traces();
     jiffy.push_witness();
     let run = ["run", "-d", "--name", "web", "--idle", "1s"];
@@ -45,14 +38,15 @@ fn guests_answer_by_the_proxy_and_sleep_between_requests() {
         .as_str()
         .expect("an id")
         .to_owned();
-    for host in ["8080-web", &format!("8080-{id}")] {
-        let answer = jiffy.get("/page", host);
+    let file = |vm: &str, path: &str| jiffy.by_proxy(get(vm, 8080, path));
+    for name in ["web", &id] {
+        let answer = file(name, "/page");
         assert!(
             answer.starts_with("HTTP/1.1 200") && answer.ends_with("page"),
             "{answer}"
         );
     }
-    let numbers = jiffy.get("/numbers", "8080-web");
+    let numbers = file("web", "/numbers");
     assert!(
         numbers.ends_with("199999\n200000"),
         "{} bytes",
@@ -60,7 +54,7 @@ fn guests_answer_by_the_proxy_and_sleep_between_requests() {
     );
     let upgrade = "GET / HTTP/1.1\r\nHost: 8081-web.localhost\r\n\
                    Connection: Upgrade\r\nUpgrade: line\r\n\r\nhello\n";
-    let switched = jiffy.by_proxy(upgrade);
+    let switched = jiffy.by_proxy(upgrade.to_owned());
     assert!(
         switched.contains(" 101 ") && switched.ends_with("heard hello"),
         "{switched}"
@@ -69,15 +63,19 @@ fn guests_answer_by_the_proxy_and_sleep_between_requests() {
     jiffy.eventually("it sleeps", asleep);
     assert!(jiffy.inspect("web")["pid"].is_null(), "it has no VMM");
     // Ten at once wake it once, and each is answered.
-    let ask = format!(
-        "request() {{ printf 'GET /page HTTP/1.1\\r\\nHost: 8080-web.localhost\\r\\nConnection: close\\r\\n\\r\\n'; }}\n\
-         for n in $(seq 10); do request | /tests/witness ask {PROXY} 120 & done; wait"
-    );
-    let answers = jiffy.sh(&ask);
-    assert_eq!(answers.matches("HTTP/1.1 200").count(), 10, "{answers}");
-    assert_eq!(jiffy.count_of("VM woken vm=web"), 1);
+    let answers: Vec<String> = thread::scope(|scope| {
+        let asking: Vec<_> = (0..10)
+            .map(|_| scope.spawn(|| file("web", "/page")))
+            .collect();
+        let answered = asking.into_iter().map(|one| one.join());
+        answered.map(|answer| answer.expect("an answer")).collect()
+    });
+    let is_page = |answer: &String| answer.starts_with("HTTP/1.1 200");
+    assert!(answers.iter().all(is_page), "{answers:?}");
+    let wakes = jiffy.sh("grep -c 'VM woken vm=web' /run/jiffy/jiffyd.log || true");
+    assert_eq!(wakes, "1");
     jiffy.eventually("it sleeps again", asleep);
     jiffy.ok(&["rm", "-f", "web"]);
-    assert!(jiffy.get("/page", "8080-web").starts_with("HTTP/1.1 404"));
+    assert!(file("web", "/page").starts_with("HTTP/1.1 404"));
     jiffy.assert_nothing_left(&before, "a VM behind the proxy");
 }

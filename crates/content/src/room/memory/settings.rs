@@ -33,23 +33,20 @@ impl Settings {
     /// The bounds on a host with `total` MiB of memory and so many processors. If the host's memory is
     /// unknown, only a limit in bytes restricts.
     pub(super) fn bounds(&self, total: Option<u64>, processors: u64) -> Bounds {
-        let chosen = match self.memory {
-            Some(MemoryLimit::Of(limit)) => {
-                Some(limit.of(total.map_or(u64::MAX, |it| it << 20)) >> 20)
-            }
-            Some(MemoryLimit::Unlimited) | None => None,
-        };
-        let memory = match self.memory {
-            Some(_) => chosen,
-            None => total.map(|total| total.saturating_sub(self.reserve_of(total).unwrap_or(0))),
+        let in_mib = |limit: Limit| limit.of(total.map_or(u64::MAX, |it| it << 20)) >> 20;
+        let less_reserve = |total: u64| total.saturating_sub(self.reserve_of(total).unwrap_or(0));
+        let (limit, is_chosen) = match self.memory {
+            Some(MemoryLimit::Of(limit)) => (Some(in_mib(limit)), true),
+            Some(MemoryLimit::Unlimited) => (None, false),
+            None => (total.map(less_reserve), false),
         };
         let promised = |limit: u64| limit.saturating_mul(self.overcommit.into()) / 100;
         let cpus = |share| (processors * u64::from(share) / 1000).max(1);
         Bounds {
-            memory: memory.map(promised),
-            // Without a limit of its own, what the host has available bounds what VMs use.
-            usable: chosen
-                .filter(|_| self.overcommit > 100)
+            memory: limit.map(promised),
+            // Without a chosen limit, what the host has available bounds what VMs use.
+            usable: limit
+                .filter(|_| is_chosen && self.overcommit > 100)
                 .and_then(NonZeroU64::new),
             cpus: self.cpu_share.map(cpus),
         }

@@ -2,7 +2,7 @@
 
 use super::clients::{Body, Certificate, request, run, whole};
 use super::{HOST, get_over, sentence, serve_for};
-use crate::daemon::{bad_vm, eventually, named, release_guest};
+use crate::daemon::{bad_vm, eventually, named, release_guest, status_of};
 use crate::ports::{hibernate, own_address, published, wake_attempts};
 use crate::sleep::starts;
 use crate::snapshots::counter;
@@ -182,10 +182,7 @@ fn an_http2_websocket_reaches_the_vm_as_http1() {
 
 /// Memory of a process, bytes.
 fn memory_of(pid: u32) -> usize {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:"));
-    let kib = line.unwrap().trim().trim_end_matches(" kB");
-    kib.parse::<usize>().unwrap() << 10
+    (status_of(pid, "VmRSS") as usize) << 10
 }
 
 #[test]

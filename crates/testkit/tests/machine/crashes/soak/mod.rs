@@ -19,6 +19,7 @@ mod vms;
 mod watch;
 mod worker;
 
+use crate::http::WITH_PROXY;
 use crate::registry::Registry;
 use crate::support::jiffy_with;
 use baseline::Baseline;
@@ -40,8 +41,6 @@ const MOST_ROUNDS: u64 = 4;
 /// Number of concurrent clients with VMs that they use, and with VMs that sleep meanwhile.
 const WORKERS: u64 = 2;
 const VISITORS: u16 = 2;
-/// Where the daemon's proxy listens.
-const PROXY: &str = "127.0.0.1:9000";
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;
@@ -61,7 +60,7 @@ fn killing_processes_under_load_loses_and_leaks_nothing() {
     let seed = number("SOAK_SEED").unwrap_or_else(random);
     let time = Duration::from_secs(number("SOAK_SECONDS").unwrap_or(SECONDS));
     say(&format!("SOAK_SEED={seed} SOAK_SECONDS={}", time.as_secs()));
-    let jiffy = jiffy_with(&[("JIFFY_VM_NETWORK", "on"), ("JIFFY_PROXY", PROXY)]);
+    let jiffy = jiffy_with(WITH_PROXY);
     jiffy.push_witness();
     let trial = Trial::new(&jiffy);
     let result = soak(&trial, seed, time);

@@ -1,9 +1,9 @@
 //! Requests that wake a VM. Each is answered, or fails with a reason.
 
-use super::PROXY;
 use super::causes::{Victim, is_about_a_lost_folder};
 use super::trial::{Answer, HANG_LIMIT, Trial};
 use super::vms::Vm;
+use crate::http::{PROXY, get};
 use std::time::{Duration, Instant};
 
 /// The port of the VMs' servers.
@@ -105,13 +105,9 @@ impl Host {
 
     /// Sends an HTTP request to this address.
     fn fetch(&self, trial: &Trial, way: Way, address: &str) -> Result<bool, String> {
-        let host = format!("{PORT}-{}.localhost", self.vm.name);
-        let request =
-            format!("GET /root/token HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let request = get(&self.vm.name, PORT, "/root/token");
         let began = trial.begin();
-        let seconds = LIMIT.as_secs().to_string();
-        let asks = ["/tests/witness", "ask", address, &seconds];
-        let asks = trial.jiffy.lab.command(asks).stdin(request);
+        let asks = trial.jiffy.ask(address, request, LIMIT);
         let output = asks.time_limit(HANG_LIMIT).output();
         let output = output.map_err(|error| format!("{error:#}"))?;
         let fetched = Fetched::of(output.text(), output.error_text());
